@@ -57,3 +57,31 @@ def check(
         for number, make in enumerate(call for call in calls for _ in range(times)):
             with torch.no_grad():
                 assert seen(compiled, make) == seen(function, make), f"{name}, call {number}"
+
+
+def equal_eager(
+    train: Callable[[Callable[..., Any]], Any],
+    compiler: Callable[..., Any] = staticrt.compile_step,
+    **tolerances: Any,
+) -> Any:
+    """Assert that `train(compile)` returns the same where `compile` compiles a function and where it returns it.
+
+    Args:
+        train: makes everything anew, for example the model, the optimiser and the step, and returns what is compared.
+        tolerances: of `torch.testing.assert_close`.
+
+    Returns:
+        The function that was compiled.
+    """
+    made = []
+
+    def compile(function: Any) -> Any:
+        made.append(compiler(function))
+        return made[-1]
+
+    found = []
+    for each in (compile, lambda function: function):
+        torch.manual_seed(0)
+        found.append(train(each))
+    torch.testing.assert_close(*found, **tolerances)
+    return made[-1]

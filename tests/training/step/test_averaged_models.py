@@ -7,6 +7,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 import staticrt
 from staticrt.frontend.tracing import decisions
+from tests.support.against_eager import equal_eager
 
 AVERAGES = {
     "equal": lambda model: AveragedModel(model),
@@ -18,16 +19,15 @@ AVERAGES = {
 @pytest.mark.parametrize("optimiser", ["SGD", "Adam"])
 @pytest.mark.parametrize("average", AVERAGES)
 def test_an_averaged_model_follows_as_in_eager(average, optimiser):
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Sequential(
             nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Dropout(0.2), nn.Linear(6, 2)
         ).double()
         averaged = AVERAGES[average](model)
         optimizer = getattr(torch.optim, optimiser)(model.parameters(), lr=0.1)
 
-        def train(x, model=model, averaged=averaged, optimizer=optimizer):
+        @compile
+        def step(x):
             optimizer.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
@@ -35,15 +35,13 @@ def test_an_averaged_model_follows_as_in_eager(average, optimiser):
             averaged.update_parameters(model)
             return loss
 
-        step = staticrt.compile_step(train) if compiled else train
         losses = []
         for call, size in enumerate((4, 4, 4, 4, 3, 5, 4)):
             torch.manual_seed(call)
             losses.append(step(torch.randn(size, 4, dtype=torch.float64)).detach())
-        if compiled:
-            explanation = step.explain()
-        found.append((losses, model.state_dict(), averaged.state_dict()))
-    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-13)
+        return losses, model.state_dict(), averaged.state_dict()
+
+    explanation = equal_eager(train, rtol=1e-11, atol=1e-13).explain()
     # One for the first model, unless Adam's first step is eager, one for others, one for other sizes.
     assert len(explanation.traces) == (3 if optimiser == "SGD" else 2), explanation
     assert sum(each.calls for each in explanation.eager) == (0 if optimiser == "SGD" else 1), explanation
@@ -76,13 +74,12 @@ def test_what_a_decision_does_not_read_is_not_computed_for_it(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:staticrt")
 def test_a_step_in_which_data_decides_each_time_otherwise_runs_eagerly_in_the_end():
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Linear(4, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def train(x, count, model=model, optimizer=optimizer):
+        @compile
+        def step(x, count):
             optimizer.zero_grad()
             loss = model(x).square().mean()
             for _ in range(int(count)):
@@ -91,55 +88,50 @@ def test_a_step_in_which_data_decides_each_time_otherwise_runs_eagerly_in_the_en
             optimizer.step()
             return loss
 
-        step = staticrt.compile_step(train) if compiled else train
         losses = [step(torch.rand(3, 4).double() * 0 + 1, torch.tensor(count)) for count in range(8)]
         losses += [step(torch.ones(3, 4).double(), torch.tensor(count)) for count in (1, 3)]
-        found.append(([loss.detach() for loss in losses], list(model.parameters())))
-        if compiled:
-            eager = step.explain().eager
-    torch.testing.assert_close(*found)
-    assert [each.reason for each in eager] == ["data decided otherwise than in the trace"]
+        return [loss.detach() for loss in losses], list(model.parameters())
+
+    (eager,) = equal_eager(train).explain().eager
+    assert eager.reason == "data decided otherwise than in the trace"
 
 
 @pytest.mark.filterwarnings("ignore:staticrt")
 def test_a_decision_about_what_an_update_has_written_is_eagers():
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Linear(4, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def train(x, model=model, optimizer=optimizer):
+        @compile
+        def step(x):
             optimizer.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             return loss * (2 if model.weight.sum() > 0 else 3)
 
-        step = staticrt.compile_step(train) if compiled else train
         losses = []
         for call in range(6):
             torch.manual_seed(call)
             losses.append(step(torch.randn(3, 4).double()).detach())
             with torch.no_grad():
                 model.weight.mul_(-1)
-        found.append((losses, list(model.parameters())))
-        if compiled:
-            reasons = [each.reason for each in step.explain().eager]
-    torch.testing.assert_close(*found)
+        return losses, list(model.parameters())
+
+    reasons = [each.reason for each in equal_eager(train).explain().eager]
     assert any("a branch that data decides, after a write" in each for each in reasons), reasons
 
 
 @pytest.mark.parametrize("updates", [True, False])
 def test_a_step_that_data_decides_is_served_by_the_fast_path(updates):
     """Also where it decides otherwise: that call is another recording's, and nothing was written before."""
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+
+    def train(compile):
         model = nn.Linear(4, 2).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-        def train(x, model=model, optimizer=optimizer):
+        @compile
+        def step(x):
             optimizer.zero_grad()
             loss = model(x).square().mean()
             loss = nn.functional.dropout(loss * (2 if x.sum() > 0 else -1), 0.5)
@@ -148,12 +140,9 @@ def test_a_step_that_data_decides_is_served_by_the_fast_path(updates):
                 optimizer.step()
             return loss
 
-        step = staticrt.compile_step(train) if compiled else train
         torch.manual_seed(1)
         signs = (1, 1, -1, -1, 1, 1, -1, 1)
         losses = [step(sign * torch.rand(3, 4).double()).detach() for sign in signs]
-        found.append((losses, [*model.parameters(), model.weight.grad], torch.get_rng_state()))
-        if compiled:
-            served = sorted(each.fast.calls for each in step._variants)
-    torch.testing.assert_close(*found)
-    assert served == [2, 4]
+        return losses, [*model.parameters(), model.weight.grad], torch.get_rng_state()
+
+    assert sorted(each.fast.calls for each in equal_eager(train)._variants) == [2, 4]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import staticrt
+from tests.support.against_eager import equal_eager
 
 
 class Block(nn.Module):
@@ -49,21 +50,18 @@ def _step_of(model, optimizer):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("draws", [0.0, 0.3])
 def test_steps_equal_eagers_at_changing_sizes(reentrant, draws):
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = Deep(draws=draws, reentrant=reentrant).double()
-        train = _step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        step = staticrt.compile_step(train) if compiled else train
+        step = compile(_step_of(model, torch.optim.SGD(model.parameters(), lr=0.1)))
         losses = []
         for call, size in enumerate((4, 4, 7, 1, 3)):
             torch.manual_seed(call)
             losses.append(step(torch.randn(size, 16, dtype=torch.float64)).detach())
             losses.append(torch.get_rng_state())
-        if compiled:
-            assert step.explain().eager == (), step.explain()
-        found.append((losses, model.state_dict()))
-    torch.testing.assert_close(*found)
+        return losses, model.state_dict()
+
+    step = equal_eager(train)
+    assert step.explain().eager == (), step.explain()
 
 
 def _arena(reentrant):
@@ -97,23 +95,20 @@ def _eager_reason(train, *arguments, raises=None):
 
 @pytest.mark.filterwarnings("ignore:staticrt")
 def test_a_part_whose_weights_are_written_before_its_backward_runs_eagerly():
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = Deep().double()
 
-        def train(x, model=model):
+        @compile
+        def step(x):
             loss = model(x).square().mean()
             with torch.no_grad():
                 model.blocks[0].up.bias.mul_(0.5)  # which no formula of a gradient reads
             grads = torch.autograd.grad(loss, [*model.first.parameters()])
             return [g.detach() for g in grads]
 
-        step = staticrt.compile_step(train) if compiled else train
-        found.append(step(torch.randn(4, 16, dtype=torch.float64)))
-        if compiled:
-            assert "written before its backward" in step.explain().eager[0].reason
-    torch.testing.assert_close(*found)
+        return step(torch.randn(4, 16, dtype=torch.float64))
+
+    assert "written before its backward" in equal_eager(train).explain().eager[0].reason
 
 
 def test_a_reentrant_part_without_gradients_among_its_arguments_runs_eagerly():
@@ -140,13 +135,12 @@ def test_gradients_of_a_few_tensors_through_a_reentrant_part_raise_as_in_eager()
 @pytest.mark.filterwarnings("ignore:staticrt")
 @pytest.mark.parametrize("how", ["second backward", "view", "result"])
 def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         first, block = nn.Linear(16, 16).double(), Block(16, 0.0).double()
         weight = nn.Parameter(torch.randn(16, 16, dtype=torch.float64), requires_grad=False)
 
-        def train(x, first=first, block=block, weight=weight):
+        @compile
+        def step(x):
             row = weight[0]
 
             def part(x):
@@ -171,11 +165,9 @@ def test_a_part_that_reads_what_changes_before_a_backward_runs_eagerly(how):
                 grads = torch.autograd.grad(loss, [*first.parameters()])
             return [g.detach() for g in grads]
 
-        step = staticrt.compile_step(train) if compiled else train
-        found.append([step(torch.full((4, 16), 0.5, dtype=torch.float64)) for _ in range(3)])
-        if compiled:
-            assert "written before its backward" in step.explain().eager[0].reason
-    torch.testing.assert_close(*found)
+        return [step(torch.full((4, 16), 0.5, dtype=torch.float64)) for _ in range(3)]
+
+    assert "written before its backward" in equal_eager(train).explain().eager[0].reason
 
 
 def _late(x, weight, reentrant):
@@ -209,30 +201,30 @@ def _in_an_object(x, weight, reentrant):
 @pytest.mark.parametrize("part", [_late, _in_a_list, _in_an_object])
 @pytest.mark.parametrize("way", ["step", "model"])
 def test_a_part_that_reads_what_is_assigned_before_its_backward_runs_eagerly(part, reentrant, way):
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         weight = nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
 
-        def forward(x, weight=weight):
+        def forward(x):
             return part(x, weight, reentrant)
 
-        run = staticrt.compile(forward) if compiled and way == "model" else forward
+        run = compile(forward) if way == "model" else forward
 
-        def train(x, weight=weight, run=run):
+        def step(x):
             run(x).square().sum().backward()
             found = x.grad, weight.grad
             x.grad = weight.grad = None
             return found
 
-        step = staticrt.compile_step(train) if compiled and way == "step" else train
+        step = compile(step) if way == "step" else step
+        found = []
         for _ in range(3):
             x = torch.linspace(0, 1, 8, dtype=torch.float64).view(2, 4).requires_grad_()
             found.append([t.clone() for t in step(x)])
-        explained = step if way == "step" else run
-        if compiled and not (way == "model" and reentrant):  # which no model has in a trace
-            assert "reads what changes before its backward" in explained.explain().eager[0].reason
-    torch.testing.assert_close(found[:3], found[3:])
+        return found
+
+    compiled = equal_eager(train, staticrt.compile_step if way == "step" else staticrt.compile)
+    if not (way == "model" and reentrant):  # which no model has in a trace
+        assert "reads what changes before its backward" in compiled.explain().eager[0].reason
 
 
 def test_a_reentrant_part_of_a_users_own_class_runs_its_own_code():

@@ -1,6 +1,5 @@
 """Whole steps with torch's own optimisers: updates as precise as eager's, and no new trace for another learning rate."""
 
-import copy
 import functools
 import warnings
 
@@ -11,6 +10,7 @@ from torch import nn
 import staticrt
 import staticrt.training.optim
 from staticrt.training import recording
+from tests.support.against_eager import equal_eager
 
 OPTIMISERS = {
     "Adam": {},
@@ -36,75 +36,69 @@ FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
     [(name, way) for name in OPTIMISERS for way in ("loop", "foreach", "fused")[: 3 if name in FUSED else 2]],
 )
 def test_steps_in_double_precision_equal_eagers(name, way):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
-    eager = copy.deepcopy(model)
-    found = []
-    for owner, compiled in ((model, True), (eager, False)):
-        options = {"lr": 1e-2, "foreach": way == "foreach", **OPTIMISERS[name]}
-        if way == "fused":
-            options["fused"] = True
-        optimizer = getattr(torch.optim, name)(owner.parameters(), **options)
+    options = {"lr": 1e-2, "foreach": way == "foreach", **OPTIMISERS[name]}
+    if way == "fused":
+        options["fused"] = True
+
+    def train(compile):
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+        optimizer = getattr(torch.optim, name)(model.parameters(), **options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
 
-        def train(x, owner=owner, optimizer=optimizer):
+        @compile
+        def step(x):
             optimizer.zero_grad()
-            loss = owner(x).square().mean()
+            loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             return loss
 
-        step = staticrt.compile_step(train) if compiled else train
         losses = []
         for call, size in enumerate((8, 8, 3, 1, 8, 5, 5)):
             torch.manual_seed(call)
             losses.append(step(torch.randn(size, 4, dtype=torch.float64)).detach())
-            losses += [p.grad.clone() for p in owner.parameters()]
+            losses += [p.grad.clone() for p in model.parameters()]
             scheduler.step()
-        if compiled:  # one trace of constant sizes, one of symbolic ones
-            report = step.explain()
-            assert len(report.traces) == 2, report
-            assert all(item.reason.startswith("an optimiser's first step") for item in report.eager), report
-        found.append((losses, owner.state_dict(), optimizer.state_dict()["state"]))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
+        return losses, model.state_dict(), optimizer.state_dict()["state"]
+
+    report = equal_eager(train, rtol=1e-12, atol=1e-13).explain()
+    assert len(report.traces) == 2, report  # one of constant sizes, one of symbolic ones
+    assert all(item.reason.startswith("an optimiser's first step") for item in report.eager), report
 
 
 def test_adafactor_takes_the_larger_of_two_numbers_as_python_does_where_one_is_nan():
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Linear(4, 2).double()
         optimizer = torch.optim.Adafactor(model.parameters(), d=1.5, eps=(1e-4, 1e-3), maximize=True)
 
-        def train(x, factor, model=model, optimizer=optimizer):
+        @compile
+        def step(x, factor):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             model.bias.grad[0] *= factor
             optimizer.step()
 
-        step = staticrt.compile_step(train) if compiled else train
         for call, factor in enumerate((1.0, 1.0, float("nan"))):
             torch.manual_seed(call)
             step(torch.randn(3, 4, dtype=torch.float64), torch.tensor(factor))
-        if compiled:
-            assert len(step.explain().traces) == 1
-        found.append((list(model.parameters()), optimizer.state_dict()["state"]))
-    torch.testing.assert_close(*found, equal_nan=True)
-    assert model.bias.isnan().tolist() == [True, False]
+        assert model.bias.isnan().tolist() == [True, False]
+        return list(model.parameters()), optimizer.state_dict()["state"]
+
+    assert len(equal_eager(train, equal_nan=True).explain().traces) == 1
 
 
+@pytest.mark.filterwarnings("ignore")  # it runs eagerly
 @pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_step_that_changes_its_learning_rate_does_so_once_a_call(name, optim, scheduled):
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Linear(4, 2).double()
         optimizer = getattr(optim, name)(model.parameters(), lr=0.1)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
-        def train(x, model=model, optimizer=optimizer, scheduler=scheduler):
+        @compile
+        def step(x):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
@@ -113,14 +107,12 @@ def test_a_step_that_changes_its_learning_rate_does_so_once_a_call(name, optim, 
             else:
                 optimizer.param_groups[0]["lr"] *= 0.5
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it runs eagerly
-            step = staticrt.compile_step(train) if compiled else train
-            for call in range(4):
-                torch.manual_seed(call)
-                step(torch.randn(3, 4, dtype=torch.float64))
-        found.append((optimizer.param_groups[0]["lr"], list(model.parameters())))
-    torch.testing.assert_close(*found)
+        for call in range(4):
+            torch.manual_seed(call)
+            step(torch.randn(3, 4, dtype=torch.float64))
+        return optimizer.param_groups[0]["lr"], list(model.parameters())
+
+    equal_eager(train)
 
 
 def test_an_optimiser_is_left_as_it_was():
@@ -163,19 +155,19 @@ def test_a_hook_that_comes_later_runs_in_every_call():
     assert len(calls) == 3
 
 
+@pytest.mark.filterwarnings("ignore:staticrt")  # counting runs eagerly
 @pytest.mark.parametrize("optim", [torch.optim, staticrt.training.optim], ids=["torch", "own"])
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 @pytest.mark.parametrize("how", ["read", "asked", "copied", "counted"])
 def test_what_a_step_itself_reads_of_its_optimiser_is_as_in_eager(name, optim, how):
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Linear(4, 2).double()
         optimizer = getattr(optim, name)(model.parameters(), lr=0.1)
         if how == "counted":
             optimizer.count = 0
 
-        def train(x, model=model, optimizer=optimizer):
+        @compile
+        def step(x):
             optimizer.zero_grad()
             loss = model(x).square().mean()
             group = optimizer.param_groups[0]
@@ -189,15 +181,13 @@ def test_what_a_step_itself_reads_of_its_optimiser_is_as_in_eager(name, optim, h
             return loss * {"read": group["lr"], "copied": dict(group)["lr"]}.get(how, 1)
 
         losses = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # counting runs eagerly
-            step = staticrt.compile_step(train) if compiled else train
-            for call in range(6):
-                torch.manual_seed(call)
-                losses.append(step(torch.randn(3, 4, dtype=torch.float64)).detach())
-                optimizer.param_groups[0]["lr"] *= 0.8
-        found.append((losses, list(model.parameters()), getattr(optimizer, "count", 0)))
-    torch.testing.assert_close(*found)
+        for call in range(6):
+            torch.manual_seed(call)
+            losses.append(step(torch.randn(3, 4, dtype=torch.float64)).detach())
+            optimizer.param_groups[0]["lr"] *= 0.8
+        return losses, list(model.parameters()), getattr(optimizer, "count", 0)
+
+    equal_eager(train)
 
 
 def test_an_optimiser_that_is_a_global_of_the_code_is_recorded_at_once():
@@ -222,24 +212,20 @@ def train(x):
 
 def _compare(train_of, between=lambda call, model, optimizer: None, calls=5, **options):
     """Run the steps that `train_of(model, optimizer)` gives, compiled and eager, and compare all they leave."""
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+
+    def train(compile):
         model = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)).double()
         optimizer = torch.optim.SGD(model[0].parameters(), **{"lr": 0.1, **options})
-        train = train_of(model, optimizer)
-        step = staticrt.compile_step(train) if compiled else train
+        step = compile(train_of(model, optimizer))
         results = []
         for call in range(calls):
             between(call, model, optimizer)
             torch.manual_seed(call)
             results.append(step(torch.randn(3, 4, dtype=torch.float64)))
-        if compiled:
-            explanation = step.explain()
         gradients = [p.grad is not None and p.grad for p in model.parameters()]
-        found.append((results, list(model.parameters()), gradients))
-    torch.testing.assert_close(*found)
-    return explanation
+        return results, list(model.parameters()), gradients
+
+    return equal_eager(train).explain()
 
 
 def _lower_the_rate(call, model, optimizer):
@@ -260,22 +246,20 @@ def update():
     optimizer.step()
 """
 
-    found = []
-    for compiled in (True, False):
-        torch.manual_seed(0)
+    def train(compile):
         model = nn.Sequential(nn.Linear(4, 2)).double()
         optimizer = optim.SGD(model.parameters(), lr=0.1)
         scope = {"model": model, "optimizer": optimizer, "config": {"optimizer": optimizer}}
         exec(code, scope)
-        step = staticrt.compile_step(scope["train"]) if compiled else scope["train"]
+        step = compile(scope["train"])
         for call in range(5):
             _lower_the_rate(call, model, optimizer)
             torch.manual_seed(call)
             step(torch.randn(3, 4, dtype=torch.float64), optimizer if "given" in update else None)
-        if compiled:
-            assert step.explain().traces or "given" in update  # of an argument, its tensors are arguments too
-        found.append(list(model.parameters()))
-    torch.testing.assert_close(*found)
+        return list(model.parameters())
+
+    step = equal_eager(train)
+    assert step.explain().traces or "given" in update  # of an argument, its tensors are arguments too
 
 
 @pytest.mark.parametrize("use", ["zeroed", "clipped", "written"])
