@@ -2,7 +2,7 @@
 
 The fake result of an operator depends on the sizes, strides and dtypes of its arguments and the numbers among them. So
 torch's rule, which takes milliseconds with symbolic sizes, runs once per trace for equal arguments; later calls get new
-tensors with the same metadata. Its guards are recorded already, as the sizes are the same expressions.
+tensors with the same metadata. The guards are recorded already, because the sizes are the same expressions.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ from staticrt.shapes.size_checks import check as _check
 
 Rule = Callable[..., Any]
 RULES: dict[Any, Rule | None] = {}
-# Device types whose operators are the CPU's, so that their results lie as the CPU's do.
+# Device types that run the CPU's operators: strides of results are the CPU's.
 cpu_kernels = {"cpu"}
 
-_NORMAL = (int, size_expr.Expr)  # compared as they are
+_NORMAL = (int, size_expr.Expr)  # equal values have one form
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
@@ -55,12 +55,12 @@ def fresh(
         template = templates.get(key)
         if template is None:
             template = templates[key] = _template(sizes, strides, dtype)
-        # With a storage of its own, as its identity is what tells aliases.
+        # A storage of its own: aliases are found by the identity of their storage.
         return _fake(mode, torch._lazy_clone(template), device)
 
 
 def _template(sizes: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
-    """A meta tensor. Counting the bytes of symbolic sizes takes torch milliseconds: their storage is said to have none."""
+    """A meta tensor. With symbolic sizes its storage claims 0 bytes, because torch takes milliseconds to count them."""
     if not any(isinstance(size, torch.SymInt) for size in (*sizes, *strides)):
         return torch.empty_strided(sizes, strides, dtype=dtype, device="meta")
     return torch.as_strided(torch.empty(0, dtype=dtype, device="meta"), sizes, strides)
@@ -82,7 +82,7 @@ def view_of(
 
 
 def on_device(mode: Any, x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A fake tensor like `x`, over its memory, that says it is on another device."""
+    """A fake tensor like `x` on the same storage that reports another device."""
     with below():
         meta = torch.as_strided(_meta(x), list(x.shape), list(x.stride()), x.storage_offset())
         return _fake(mode, meta, device)
@@ -91,7 +91,7 @@ def on_device(mode: Any, x: torch.Tensor, device: torch.device) -> torch.Tensor:
 def reread(
     mode: Any, x: torch.Tensor, dtype: torch.dtype, sizes: Sequence[Any], strides: Sequence[Any], offset: Any
 ) -> torch.Tensor:
-    """A fake view of the memory of `x` as elements of another dtype; strides and offset in those."""
+    """A fake view of the memory of `x` as another dtype; strides and offset count elements of that dtype."""
     with below():
         meta = torch.empty(0, dtype=dtype, device="meta").set_(x.untyped_storage(), 0, (0,), (1,))  # type: ignore[call-overload]
         return _fake(mode, torch.as_strided(meta, list(sizes), list(strides), offset), x.device)
@@ -125,7 +125,7 @@ def below() -> Iterator[None]:
 
 
 def oblivious() -> bool:
-    """Whether symbolic sizes of 0 and 1 are taken for any other."""
+    """Whether symbolic sizes of 0 and 1 are treated like any other size."""
     from torch.fx.experimental import _config
 
     return bool(_config.backed_size_oblivious)  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ def cached_values(mode: Any) -> Iterator[Any]:
 
 
 def expression(size: Any) -> Any:
-    """A size as what it is compared by: a number, or a sympy expression."""
+    """What a size is compared by: a number or a sympy expression."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -187,7 +187,7 @@ def contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal as expressions, whatever the symbols are."""
+    """Whether two sizes are equal as expressions, so for all values of the symbols."""
     x, y = expression(a), expression(b)
     if x == y:
         return True
@@ -205,7 +205,7 @@ def _expanded(expr: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _without_floors(expr: Any) -> Any:
-    """An expression with `Max(1, size)` read as `size`, as torch writes strides of sizes that may be 0."""
+    """An expression with `size` for `Max(1, size)`, which torch writes in strides where a size may be 0."""
     import sympy
     from torch.utils._sympy.functions import Max
 
@@ -219,7 +219,7 @@ def _without_floors(expr: Any) -> Any:
 
 
 def same_stride(a: Any, b: Any) -> bool:
-    """Whether two strides are equal wherever no size is 0; strides of empty tensors mean nothing."""
+    """Whether two strides are equal where no size is 0; strides of empty tensors have no meaning."""
     if same(a, b):
         return True
     x, y = expression(a), expression(b)
@@ -270,7 +270,7 @@ def view_strides(
 
 
 def agree(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal, guarding on it where both are the caller's."""
+    """Whether two sizes are equal. Adds a guard where only the sizes of this call say so; never asks data."""
     if same(a, b):
         return True
     hints = [size.node.hint if isinstance(size, torch.SymInt) else size for size in (a, b)]

@@ -1,4 +1,4 @@
-"""Questions about numbers that may be symbolic, of this project or of torch, or plain."""
+"""Checks of sizes that may be symbols of this project, symbols of torch, or plain numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from staticrt.shapes.size_nodes import Node
 
 
 def env_of(value: Any) -> SizeEnv | None:
-    """The environment of a symbolic number, if it is one of these."""
+    """The environment of a symbolic size of this project; None for others."""
     node = getattr(value, "node", None)
     return node.env if isinstance(node, Node) else None
 
 
 def statically_known_true(condition: Any) -> bool:
-    """Whether a condition on sizes holds for all of them, as far as is seen; adds no guard."""
+    """Whether a condition is known to hold for all sizes. Adds no guard."""
     if isinstance(condition, bool):
         return condition
     if env_of(condition) is not None:

@@ -1,4 +1,4 @@
-"""Conditions on symbolic sizes: comparisons, and what `and` and `or` make of them."""
+"""Conditions on symbolic sizes: comparisons, joined by `and` and `or`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Condition:
         return Condition(_OPPOSITES[self.name], self.left, self.right, not self.hint)
 
     def held(self) -> tuple[Condition | Either | FloatCondition, ...]:
-        """What is true in this call, where this is: conditions that all hold."""
+        """Conditions that all hold in this call, given that this one does."""
         return (self,)
 
     def known(self) -> bool | None:
-        """Its truth for all symbols; None: it depends on them, as far as is seen."""
+        """Its truth for all values of the symbols; None: not known, or it depends on them."""
         least, opposite = self.difference.least(), size_expr.negate(self.difference).least()
         above = least is not None and least > 0
         at_least = least is not None and least >= 0
@@ -55,7 +55,7 @@ class Condition:
 
 
 class FloatCondition:
-    """A comparison of fractional numbers, of which nothing is known but its truth in this call.
+    """A comparison of fractional numbers, of which only the truth in this call is known.
 
     Args:
         text: Python source over the names of symbols.
@@ -79,7 +79,7 @@ class FloatCondition:
 
 
 class Either:
-    """Conditions of which one at least holds; `opposite` of it is that none does.
+    """Conditions of which at least one holds; the `opposite` says that none does.
 
     Args:
         parts: comparisons, or others of this kind.
@@ -106,7 +106,7 @@ class Either:
 
     def known(self) -> bool | None:
         truths = [part.known() for part in self.parts]
-        settles = not self.all_of  # one part that is this settles it
+        settles = not self.all_of  # one such part decides the whole
         if settles in truths:
             return settles
         return None if None in truths else not settles

@@ -1,4 +1,4 @@
-"""Divisions, remainders, extremes and comparisons of size expressions, as far as they are seen to come out even."""
+"""Divisions, remainders, minima, maxima and comparisons of size expressions, simplified where a rule is known."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def _substituted(atom: Atom, values: Mapping[Atom, Expr]) -> Expr:
 
 
 def _exact_quotient(a: Expr, b: Expr) -> Expr | None:
-    """`a / b` where that leaves nothing and `b` is positive; None: it may not."""
+    """`a / b` where it has no remainder and `b` is positive; None where that is not known."""
     return _quotient(a, b) if is_at_least(b, 1) else None
 
 
 def _quotient(a: Expr, b: Expr) -> Expr | None:
-    """`a / b` where that leaves nothing and `b` is not 0; None: it may not."""
+    """`a / b` where it has no remainder and `b` is not 0; None where that is not known."""
     if not b.terms:
         return None
     quotient = constant(0)
@@ -96,7 +96,7 @@ def floordiv(a: Expr, b: Expr) -> Expr:
     exact = _exact_quotient(a, b)
     if exact is not None:
         return exact
-    # A number that the divisor is greater than changes nothing where the rest is a multiple.
+    # A number smaller than the divisor does not change the quotient of a multiple.
     extra = next((c for m, c in a.terms if not m), 0)
     if extra and is_at_least(b, extra + 1) and extra > 0:
         rest = subtract(a, constant(extra))
@@ -131,7 +131,7 @@ def _shared_factor(a: Expr, by: int) -> int:
 
 
 def _nested(part: Expr) -> tuple[Operation, int] | None:
-    """The division and the number that an expression is the sum of."""
+    """The division and the number whose sum an expression is."""
     plus = 0
     found = None
     for monomial, coefficient in part.terms:
@@ -167,7 +167,7 @@ def modulo(a: Expr, b: Expr) -> Expr:
     if not b.is_Integer or int(b) < 0:
         return of_atom(Operation(MOD, (a, b), 0 if is_at_least(b, 1) else None))
     by = int(b)
-    # What is a multiple of the divisor goes, remainders inside by a multiple of it too.
+    # Drop multiples of the divisor, and remainders inside by a multiple of it.
     total = constant(0)
     for monomial, coefficient in a.terms:
         if coefficient % by == 0:
@@ -244,7 +244,7 @@ def _extreme(name: str, a: Expr, b: Expr) -> Expr:
 def order(a: Expr, b: Expr, is_at_least: Callable[[Expr, int], bool] = is_at_least) -> int | None:
     """Whether a > b (1), a < b (-1) or a == b (0) for all symbols of at least 1; a multiple counts as greater.
 
-    Of numbers that are 0 nothing is told.
+    The answer does not hold for symbols that are 0.
 
     Args:
         is_at_least: whether an expression is at least a number.

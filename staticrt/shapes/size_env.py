@@ -1,4 +1,4 @@
-"""What a trace knows of its symbolic sizes, and what it assumed about them."""
+"""What a trace knows and assumes about its symbolic sizes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from staticrt.shapes.size_facts import facts, implied, upper_bound
 
 
 class NeedsShapeEnv(BaseException):
-    """Something that only torch's own symbolic sizes can answer.
+    """Only torch's own symbolic sizes can answer.
 
-    No `Exception`: a model that catches those must not take this for an error of its own.
+    It is not an `Exception`, so that a model that catches exceptions does not catch it.
     """
 
 
 class SizeEnv:
-    """The symbols of one trace, and what it assumed about them.
+    """The symbols of one trace, and its assumptions about them.
 
     Args:
         where: the model line that asks, for messages.
     """
 
-    # A ShapeEnv's answers about numbers that data decides; here there are none.
+    # What a ShapeEnv says about unbacked symbols, of which there are none here.
     pending_fresh_unbacked_symbols: tuple[Any, ...] = ()
     deferred_runtime_asserts: Mapping[Any, Any] = MappingProxyType({})
     decider: Any = None
@@ -43,10 +43,10 @@ class SizeEnv:
         self._seen: dict[Atom, Expr | None] = {}  # atoms, and what `known` says of them
         self._where = where
         self._held: list[Condition] = []
-        self._bounds: dict[Expr, int] = {}  # the most that expressions are, by what `_held` and `known` say
+        self._bounds: dict[Expr, int] = {}  # upper bounds of expressions, from `_held` and `known`
 
     def close(self) -> None:
-        """No more conditions: what was assumed has been written down."""
+        """Allow no more conditions: the guards have been written."""
         self.is_open = False
 
     def give_up(self, what: Any) -> NoReturn:
@@ -59,7 +59,7 @@ class SizeEnv:
         raise NeedsShapeEnv(self.gave_up)
 
     def replace(self, expr: Any) -> Any:
-        """An expression with what is known of its atoms."""
+        """An expression with its atoms replaced by what is known of them."""
         if not self.known or not isinstance(expr, Expr):
             return expr
         for _ in range(
@@ -80,7 +80,7 @@ class SizeEnv:
     def create_unbacked_symint(self) -> NoReturn:
         self.give_up("a number that data decides")
 
-    # What `guard_or_false` asks of a node's environment.
+    # `guard_or_false` calls these on the environment of a node.
 
     def _maybe_evaluate_static(self, condition: Condition | Either | FloatCondition) -> bool | None:
         return condition.known()
@@ -89,15 +89,15 @@ class SizeEnv:
         return bool(node.bool_())
 
     def has_index(self, size: torch.SymInt, index: int) -> bool:
-        """Whether this call's size has the element."""
+        """Whether the index is valid for this call's size."""
         return bool(-size.node.hint <= index < size.node.hint)
 
     def note_index(self, size: torch.SymInt, index: int) -> None:
-        """Guard on a size having an element, which `has_index` says it has."""
+        """Guard on an index being valid for a size, after `has_index` returned True."""
         bool(size > (index if index >= 0 else -1 - index))
 
     def assume(self, condition: Condition | Either | FloatCondition) -> bool:
-        """The truth of a condition in this call, which every later call of the trace shares."""
+        """The truth of a condition in this call; becomes a guard unless it is always the same."""
         known = condition.known()
         if known is not None:
             return known
@@ -127,13 +127,13 @@ class SizeEnv:
                 self._bounds[bound[0]] = min(bound[1], self._bounds.get(*bound))
 
     def is_at_least(self, expr: Expr, bound: int) -> bool:
-        """Whether an expression is at least `bound` wherever the trace's assumptions hold, as far as is seen."""
+        """Whether the trace's assumptions are known to imply that an expression is at least `bound`."""
         return size_expr.is_at_least(expr, bound) or self._follows(
             Condition(">=", expr, size_expr.constant(bound), True)
         )
 
     def _follows(self, asked: Condition | Either | FloatCondition) -> bool:
-        """Whether an inequality says no more than one that is assumed already."""
+        """Whether an assumption already made implies an inequality."""
         if not isinstance(asked, Condition) or not self._bounds:
             return False
         bound = upper_bound(asked)

@@ -1,8 +1,8 @@
 """Size expressions: polynomials with whole coefficients over symbols, floor divisions and remainders.
 
-What sizes of a model are made of is simple, and answers about them have to be quick: a trace asks thousands of
-questions. Expressions are kept in a normal form, so that equal forms are equal numbers for all symbols; the reverse
-holds for polynomials, not for every nesting of divisions. What is not seen to be equal is never taken for unequal.
+Sizes of models are simple expressions, and a trace compares them thousands of times. Expressions are kept in a normal
+form: equal forms are equal for all values of the symbols. The reverse holds for polynomials, but not for every nesting of
+divisions, so that expressions of different forms are never assumed to differ.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ FLOORDIV, MOD, MAX, MIN = "//", "%", "max", "min"
 
 
 class Atom:
-    """What a polynomial is made of; equal texts are equal atoms.
+    """A factor in the terms of a polynomial. Atoms with equal texts are equal.
 
     Attributes:
         text: Python source over the names of symbols.
-        low: a bound from below on the value; None where none is seen.
+        low: a lower bound of the value; None where none is known.
     """
 
     __slots__ = ("_hash", "low", "text")
@@ -39,12 +39,12 @@ class Atom:
 
     @property
     def free_symbols(self) -> frozenset[Symbol]:
-        """The caller's numbers that the value follows from."""
+        """The symbols that the value depends on."""
         raise NotImplementedError
 
 
 class Symbol(Atom):
-    """A number that the caller's arguments have.
+    """A size of the caller's arguments.
 
     Args:
         name: an identifier.
@@ -62,7 +62,7 @@ class Symbol(Atom):
 
 
 class Operation(Atom):
-    """A floor division, remainder, maximum or minimum that does not come out even.
+    """A floor division, remainder, maximum or minimum that no rule simplifies.
 
     Args:
         is_exact: a floor division that leaves no remainder, for all symbols.
@@ -86,13 +86,13 @@ class Operation(Atom):
 
 
 class Known(Operation):
-    """An operation of which the trace assumes more than its arguments say; a number of its own in all arithmetic.
+    """An operation about which the trace assumes more than its arguments say.
 
-    Its text differs from that of the same operation without the assumption or with another, as equal texts are equal
-    atoms: results that are cached for one trace are those of another.
+    Its text differs from that of the same operation without the assumption or with another one, because results are
+    cached across traces and atoms with equal texts are equal.
 
     Args:
-        args: as they were when it was assumed; no later substitution reaches them.
+        args: as they were when the assumption was made; later substitutions do not change them.
     """
 
     __slots__ = ()
@@ -159,7 +159,7 @@ class Expr:
     def __repr__(self) -> str:
         return self.text
 
-    # The names that sympy gives these questions, which other expressions of sizes answer too.
+    # Named as in sympy, whose expressions are used as sizes too.
 
     @property
     def is_Integer(self) -> bool:
@@ -182,7 +182,7 @@ class Expr:
 
     @property
     def atoms(self) -> frozenset[Atom]:
-        """All that a substitution may replace: the atoms, and those of what operations among them work on."""
+        """All atoms that a substitution may replace: this expression's, and those inside its operations."""
         if self._atoms is None:
             found = {atom for monomial, _coefficient in self.terms for atom in monomial}
             for atom in tuple(found):
@@ -201,13 +201,13 @@ class Expr:
 
     @property
     def atom(self) -> Atom | None:
-        """The one atom that this expression is; None: it is more than that."""
+        """The atom, if this expression is a single one; else None."""
         if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
             return self.terms[0][0][0]
         return None
 
     def least(self) -> int | None:
-        """A bound from below; None where none is seen."""
+        """A lower bound; None where none is known."""
         total = 0
         for monomial, coefficient in self.terms:
             if not monomial:
@@ -234,14 +234,14 @@ def _low_of(atom: Atom) -> int | None:
 
 
 def _high_of(atom: Atom) -> int | None:
-    """A bound from above on an atom that is not negative; None where none is seen."""
+    """An upper bound of an atom that is not negative; None where none is known."""
     if isinstance(atom, Operation) and atom.name == MOD and atom.args[1].is_Integer:
         return int(atom.args[1]) - 1 if int(atom.args[1]) > 0 else None
     return None
 
 
 def _product(bound_of: Callable[[Atom], int | None], atoms: Iterable[Atom]) -> int | None:
-    """The product of bounds of atoms, none of which is negative; None where one has none."""
+    """The product of the bounds of atoms that are not negative; None where one has no bound."""
     result = 1
     for atom in atoms:
         bound = bound_of(atom)
@@ -308,7 +308,7 @@ def multiply(a: Expr, b: Expr) -> Expr:
 
 
 def normal(terms: dict[Monomial, int]) -> Expr:
-    """Without terms of nothing; `n * (x // n)` is `x` where that leaves no remainder."""
+    """Without terms whose coefficient is 0; an exact `n * (x // n)` becomes `x`."""
     for monomial, coefficient in terms.items():
         for index, atom in enumerate(monomial):
             if (

@@ -1,4 +1,4 @@
-"""What an assumption about sizes says of the atoms that they are made of.
+"""What an assumption about sizes says about their atoms.
 
 A trace that assumes `h % 8 == 0` goes on with `8 * k` for `h`, where `k` is `h // 8`: that windows of 8 elements make up
 `h` is then arithmetic of polynomials.
@@ -16,10 +16,10 @@ from staticrt.shapes.size_expr import FLOORDIV, MOD, Atom, Expr, Known, Operatio
 
 
 def facts(held: Condition, replace: Callable[[Expr], Expr]) -> Iterator[tuple[Atom, Expr]]:
-    """What atoms are wherever a condition holds: an atom, and an expression without it.
+    """Atoms and the expressions that they equal where a condition holds; the expression does not contain the atom.
 
     Args:
-        replace: puts in for atoms what is known of them, the facts that were given out included.
+        replace: replaces atoms by what is known of them, including the facts yielded so far.
     """
     for zero in map(replace, _zeros(held)):
         found = _remainder(zero) or _alone(zero) or _whole(zero)
@@ -31,7 +31,7 @@ def facts(held: Condition, replace: Callable[[Expr], Expr]) -> Iterator[tuple[At
 
 
 def implied(atom: Atom, known: Mapping[Atom, Expr]) -> Expr | None:
-    """What a division is, where `known` says it of another division of the same; None where nothing is seen.
+    """What a division equals, given what `known` says of another division of the same dividend; None if nothing.
 
     `(h + 7) // 8` is `(k + 1) // 2` where `(h + 3) // 4` is known to be k: divisions of divisions are written as one.
     """
@@ -51,7 +51,7 @@ def implied(atom: Atom, known: Mapping[Atom, Expr]) -> Expr | None:
 
 
 def upper_bound(held: Condition) -> tuple[Expr, int] | None:
-    """What an inequality says: an expression without constant term or common factor, and the most that it is.
+    """An inequality as an expression without constant term or common factor, and its upper bound.
 
     `192 * w >= 384` and `w > 1` say the same: `-w` is at most -2.
     """
@@ -67,7 +67,7 @@ def upper_bound(held: Condition) -> tuple[Expr, int] | None:
 
 
 def _not_positive(held: Condition) -> Expr | None:
-    """What is at most 0 wherever an inequality holds."""
+    """An expression that is at most 0 where an inequality holds."""
     one, difference = size_expr.constant(1), held.difference
     match held.name:
         case "<=":
@@ -86,7 +86,7 @@ def _not_positive(held: Condition) -> Expr | None:
 
 
 def _positives(held: Condition) -> list[Operation]:
-    """Operations that are 0 or more for all symbols, and not 0 where a condition holds."""
+    """Operations that are never negative, and not 0 where a condition holds."""
     not_positive = _not_positive(held)
     if not_positive is None or len(not_positive.terms) != 2:
         return []
@@ -97,19 +97,19 @@ def _positives(held: Condition) -> list[Operation]:
 
 
 def _zeros(held: Condition) -> list[Expr]:
-    """Expressions that are 0 wherever a condition holds."""
+    """Expressions that are 0 where a condition holds."""
     if held.name == "==":
         return [held.difference]
     not_positive = _not_positive(held)
     if not_positive is None or not_positive.least() != 0:
         return []
-    # A sum that is at most its bound from below is that bound, and so is each of its terms.
+    # A sum that is at most its lower bound equals it, and so does each of its terms.
     terms = (Expr({monomial: coefficient}) for monomial, coefficient in not_positive.terms if monomial)
     return [size_expr.subtract(term, size_expr.constant(term.least() or 0)) for term in terms]
 
 
 def _alone(zero: Expr) -> tuple[Atom, Expr] | None:
-    """An atom, and an expression without it that it equals where `zero` is 0; None where none is seen."""
+    """An atom and an expression without it that it equals where `zero` is 0; None if there is none."""
     shared = math.gcd(*(coefficient for _monomial, coefficient in zero.terms))
     if shared > 1:
         zero = Expr({monomial: coefficient // shared for monomial, coefficient in zero.terms})
@@ -120,7 +120,7 @@ def _alone(zero: Expr) -> tuple[Atom, Expr] | None:
 
 
 def _remainder(zero: Expr) -> tuple[Atom, Expr] | None:
-    """As `_alone`, of a remainder that is said to be a number."""
+    """As `_alone`, for a remainder that equals a number."""
     (monomial, coefficient), *others = zero.terms or (((), 0),)
     if len(monomial) != 1 or not isinstance(monomial[0], Operation) or monomial[0].name != MOD:
         return None
@@ -132,7 +132,7 @@ def _remainder(zero: Expr) -> tuple[Atom, Expr] | None:
 
 
 def _whole(zero: Expr) -> tuple[Atom, Expr] | None:
-    """As `_alone`, of `n * (a // n) - a` or a multiple of it."""
+    """As `_alone`, for `n * (a // n) - a` or a multiple of it."""
     for (atom, *others), coefficient in ((m, c) for m, c in zero.terms if m):
         if others or not isinstance(atom, Operation) or atom.name != FLOORDIV or isinstance(atom, Quotient):
             continue
@@ -146,7 +146,7 @@ def _whole(zero: Expr) -> tuple[Atom, Expr] | None:
 
 
 def _multiple(dividend: Expr, divisor: Expr) -> tuple[Atom, Expr] | None:
-    """As `_alone`, of what is a multiple of a divisor."""
+    """As `_alone`, for a sum that is a multiple of a divisor."""
     for atom, own, rest in _candidates(dividend):
         if atom in divisor.atoms:
             continue
@@ -166,11 +166,11 @@ def _multiple(dividend: Expr, divisor: Expr) -> tuple[Atom, Expr] | None:
 
 
 def _candidates(a: Expr) -> Iterator[tuple[Atom, int, Expr]]:
-    """Atoms of which a sum has a multiple that the rest does not depend on, symbols first: atom, factor, rest."""
+    """Splits of a sum into factor * atom + rest, where the rest does not contain the atom: atom, factor, rest. Symbols first."""
     alone = [(monomial[0], coefficient) for monomial, coefficient in a.terms if len(monomial) == 1]
     for atom, coefficient in sorted(alone, key=lambda item: not isinstance(item[0], Symbol)):
         rest = Expr({m: c for m, c in a.terms if m != (atom,)})
-        # What fractional numbers are computed from is no atom of theirs.
+        # Fractional numbers do not list what they are computed from as atoms.
         rounded = (other for other in rest.atoms if not isinstance(other, (Symbol, Operation)))
         own = atom.free_symbols
         if atom not in rest.atoms and all(own.isdisjoint(other.free_symbols) for other in rounded):

@@ -1,9 +1,9 @@
-"""Symbolic sizes without sympy: what stands behind the `torch.SymInt`s of a trace.
+"""Symbolic sizes without sympy: the nodes of a trace's `torch.SymInt`s.
 
-torch's own (`ShapeEnv`) knows everything about numbers, takes a third of a second to import and a millisecond to
-answer. A trace begins with these instead. They cover whole numbers in sums, products, floor divisions, remainders,
-minima, maxima and comparisons, and fractional numbers computed from them; at anything else `SizeEnv.give_up` ends the
-attempt, and the trace begins anew with a `ShapeEnv`. So what is missing here costs time and nothing else.
+torch's own (`ShapeEnv`) is general, but it takes a third of a second to import and a millisecond per question. A trace
+begins with these instead. They cover whole numbers in sums, products, floor divisions, remainders, minima, maxima and
+comparisons, and fractional numbers computed from them. For anything else, `SizeEnv.give_up` ends the attempt, and the
+trace begins again with a `ShapeEnv`: what is missing here only costs time.
 
 Source of the protocol: torch/csrc/utils/python_symnode.h, torch/fx/experimental/sym_node.py.
 """
@@ -27,7 +27,7 @@ Text = str  # nodes have a method of that name
 
 
 class Node:
-    """What both kinds of nodes answer alike."""
+    """Methods that all kinds of nodes share."""
 
     __slots__ = ("env",)
     env: SizeEnv
@@ -60,7 +60,7 @@ class Node:
         return True
 
     def has_hint(self) -> bool:
-        """False: torch compares the hints of its own nodes itself, and must ask the comparisons here instead."""
+        """False: torch would compare the hints itself, instead of calling the comparisons here."""
         return False
 
     def clone(self) -> Any:
@@ -89,7 +89,7 @@ class Node:
 
 
 class _NumberNode(Node):
-    """What whole and fractional numbers answer alike."""
+    """Methods that whole and fractional numbers share."""
 
     __slots__ = ()
 
@@ -143,7 +143,7 @@ class SizeNode(_NumberNode):
         self.hint = hint
         self._expr = expr
         self._fixed = False  # the number is a constant of the trace
-        self._known: Any = None  # what the environment knew when `_expr` was brought up to date
+        self._known: Any = None  # `env.known` when `_expr` was last updated
 
     @property
     def expr(self) -> Expr:
@@ -304,7 +304,7 @@ class FloatNode(_NumberNode):
 
     @property
     def expr(self) -> Text:
-        """What tells this number from others."""
+        """What identifies this number."""
         return self.text
 
     @property
@@ -352,7 +352,7 @@ class FloatNode(_NumberNode):
 
     def float_pow(self, other: Any) -> FloatNode:
         if other.function is not None or abs(other.hint) > _MOST_EXPONENT:  # no size overflows then
-            self.env.give_up("a power of a size by an exponent that is large or no constant")
+            self.env.give_up("a power of a size whose exponent is large or not constant")
         if not self.env.assume(self.gt(self.wrap_float(0.0)).condition):
             self.env.give_up("a power of a number that is not positive")
         return self._made("**", operator.pow, other)
@@ -403,7 +403,7 @@ class TruthNode(Node):
     def hint(self) -> bool:
         return self.condition.hint
 
-    # torch's own functions ask an environment about the expression of a node.
+    # torch's own functions look up a node's expression in its environment.
 
     @property
     def expr(self) -> Condition | Either | FloatCondition:
@@ -456,7 +456,7 @@ class TruthNode(Node):
 
 
 def new_size(env: SizeEnv, name: str, hint: int, positive: bool) -> torch.SymInt:
-    """A number of the caller's, `hint` in this call.
+    """A symbolic size of the caller's arguments, `hint` in this call.
 
     Args:
         positive: it is at least 1 in every call of this trace.

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, stride: Any) -> Any:
-    """How many windows fit, at least one; equal questions share the symbolic answer, which is slow to build."""
+    """The number of windows that fit, at least 1. Equal arguments share the symbolic result, which is slow to build."""
     cache = mode.__dict__.setdefault("_staticrt_windows", {})
     key = (*map(expression, (size, weight, padding, dilation, stride)), oblivious())
     found = cache.get(key)
@@ -69,7 +69,7 @@ def _conv(
     if not _are_plain(spatial, x, weight, bias):
         return None
     if spatial == 3 and suggests_image(mode, x) is not False:
-        return None  # which kernel runs, and so the layout, depends on how large it is
+        return None  # the image's size decides which kernel runs, and so the layout
     _check(x.shape[1] == weight.shape[1] * groups)
     sizes = [
         conv_size(mode, *numbers)
@@ -104,7 +104,7 @@ def _conv_named(
         return None
     if not all(isinstance(size, int) for size in weight.shape):
         return None
-    # Of an even reach one side gets more, which is padded in a call of its own; the sizes are the same.
+    # If the padding is odd, torch pads one side separately; the sizes are the same.
     if _conv(spatial, mode, x, weight, bias, stride, _half(weight, dilation), dilation, groups) is None:
         return None
     return new_as_suggested(mode, [x.shape[0], weight.shape[0], *x.shape[2:]], x)
@@ -160,7 +160,7 @@ rule(aten.conv_transpose2d.input)(functools.partial(_conv_transposed, 2))
 
 
 def _by_cpu_kernels(op: Any, mode: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Layouts as torch tells them for the CPU: of other devices it knows only that some choose another kernel."""
+    """The layouts that torch's rule gives on the CPU; on other devices that rule assumes other kernels."""
     if x.device.type == "cpu" or x.device.type not in cpu_kernels:
         return None
 
@@ -178,6 +178,6 @@ for _op in (aten.convolution.default, aten.convolution_backward.default):
 
 
 def _half(weight: torch.Tensor, dilation: Any) -> list[int]:
-    """The padding of one side, that of an even reach rounded up."""
+    """The padding of each side, rounded up."""
     spread = _spread(dilation, weight.dim() - 2)
     return [(step * (size - 1) + 1) // 2 for size, step in zip(weight.shape[2:], spread, strict=True)]

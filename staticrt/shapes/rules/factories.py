@@ -1,4 +1,4 @@
-"""Fake rules of operators that make tensors of nothing but sizes."""
+"""Fake rules of operators that make tensors from sizes alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _device(layout: Any, device: Any, pin_memory: Any) -> torch.device | None:
-    """The device that is asked for, if it is the CPU and nothing else is special."""
+    """The requested device, if it is the CPU, strided and not pinned."""
     if layout not in (None, torch.strided) or pin_memory:
         return None
     found = torch.get_default_device() if device is None else torch.device(device)
@@ -24,7 +24,7 @@ def _device(layout: Any, device: Any, pin_memory: Any) -> torch.device | None:
 
 
 def _are_sizes(sizes: Sequence[Any]) -> bool:
-    """Whether none is negative, guarding on it where our symbols leave that open."""
+    """Whether no size is negative. Adds a guard where symbols of ours may be."""
     return all(
         size >= 0
         if isinstance(size, int)

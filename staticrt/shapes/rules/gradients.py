@@ -1,7 +1,7 @@
 """Fake rules of operators that autograd calls: backward formulas, and forwards that also return what they save.
 
-The layout of a result is known where all arguments are row-major, or lie alike and without gaps; other calls are
-torch's to answer.
+The layout of a result is known where all arguments are row-major, or have the same dense strides; torch's rules answer
+other calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 def _are_alike(mode: Any, *tensors: torch.Tensor) -> bool:
-    """Floating-point tensors for the CPU's kernels, of one dtype, sizes and strides, without gaps."""
+    """Whether all are dense floating-point tensors for CPU kernels with the same dtype, sizes and strides."""
     first = tensors[0]
     return is_dense(mode, first.shape, first.stride()) and all(
         _is_one_kind(first, t)
@@ -51,13 +51,13 @@ def _are_alike(mode: Any, *tensors: torch.Tensor) -> bool:
 
 
 def _are_rows(*tensors: Any) -> bool:
-    """Row-major floating-point tensors for the CPU's kernels, of one dtype; None among them does not count."""
+    """Whether all are row-major floating-point tensors for CPU kernels with the same dtype, or None."""
     given = [t for t in tensors if t is not None]
     return all(_is_one_kind(given[0], t) and is_contiguous(t) for t in given)
 
 
 def _are_of_one_kind(*tensors: Any) -> bool:
-    """Floating-point tensors for the CPU's kernels, of one dtype and any layout; None among them does not count."""
+    """Whether all are floating-point tensors for CPU kernels with the same dtype, or None."""
     given = [t for t in tensors if t is not None]
     return all(_is_one_kind(given[0], t) for t in given)
 
@@ -72,8 +72,7 @@ def _is_one_kind(first: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _suggested(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
-    """Strides in the memory format that `x` suggests; None where its symbols, or dimensions of one element, leave that
-    open."""
+    """Strides in the memory format that `x` suggests; None where symbols or dimensions of size 1 make it ambiguous."""
     rows = contiguous_strides(mode, x.shape)
     if not is_contiguous(x) and agree_on_rows(x.stride(), rows, x.shape):
         return None
@@ -96,7 +95,7 @@ def _iterated_from_saved(mode: Any, gradient: torch.Tensor, saved: torch.Tensor,
     aten.tanh_backward.default,
 )
 def _iterated(mode: Any, gradient: torch.Tensor, saved: torch.Tensor, *rest: Any, **more: Any) -> Any:
-    """What TensorIterator runs on both tensors."""
+    """Operators that TensorIterator runs over both tensors."""
     if not _is_one_kind(gradient, saved) or gradient.device.type not in cpu_kernels:
         return None
     layout = pointwise_layout(mode, [gradient, saved])
@@ -185,7 +184,7 @@ def _convolution_backward(
         or not _are_of_one_kind(gradient, x, weight)
     ):
         return None
-    # A row of channels is row-major whatever the layouts are.
+    # One row of channels is row-major in every layout.
     strides = _suggested(mode, x) if x.dim() == 4 else contiguous_strides(mode, x.shape)
     if strides is None:
         return None
@@ -347,7 +346,7 @@ def _flash_backward(
 
 
 def _heads_last(mode: Any, x: torch.Tensor) -> torch.Tensor:
-    """Like a tensor (batch, heads, rows, size), but lying as (batch, rows, heads, size)."""
+    """Like a tensor (batch, heads, rows, size), with the strides of (batch, rows, heads, size)."""
     batch, heads, rows, size = x.shape
     strides = contiguous_strides(mode, [batch, rows, heads, size])
     return new(mode, x.shape, x, [strides[0], strides[2], strides[1], strides[3]])

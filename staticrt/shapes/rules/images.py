@@ -1,4 +1,4 @@
-"""Fake rules of pooling and of sampling at places."""
+"""Fake rules of pooling and of grid sampling."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ aten = torch.ops.aten
 
 
 def _pair(value: Any) -> list[int] | None:
-    """A setting for two dimensions, where it is one or two plain numbers."""
+    """A parameter of two dimensions as two numbers; None if it is not one or two plain numbers."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     values = values * 2 if len(values) == 1 else values
     return values if len(values) == 2 and all(type(v) is int for v in values) else None
 
 
 def _pooled_size(size: Any, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Any:
-    """How many windows fit; None where that takes asking for the size (`pooling_output_shape` of ATen)."""
+    """The number of windows that fit; None where only a guard could tell (`pooling_output_shape` of ATen)."""
     reach = dilation * (kernel - 1) + 1
     if not ceil_mode:
         return (size + 2 * padding - reach) // stride + 1
-    if padding + stride > reach:  # the last window may begin in the padding, and is left out then
+    if padding + stride > reach:  # a last window that begins in the padding is left out
         return None
     return (size + 2 * padding - reach + stride - 1) // stride + 1
 

@@ -23,13 +23,13 @@ _INDICES = (torch.int64, torch.int32)
 
 
 def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[Any], list[list[Any]]] | None:
-    """Sizes of `x[indices]`, and strides of what is read in them (`AdvancedIndex` of TensorAdvancedIndexing.cpp)."""
+    """Sizes of `x[indices]`, and the strides of each operand in them (`AdvancedIndex` of TensorAdvancedIndexing.cpp)."""
     given = [i for i in indices if i is not None]
     if not given or len(indices) > x.dim() or not is_plain(x):
         return None
     if any(i.dtype not in _INDICES or i.device != x.device or not is_plain(i) for i in given):
         return None
-    # A dimension of nothing cannot be indexed; torch says so.
+    # torch raises where a dimension of size 0 is indexed.
     if any(isinstance(size, int) and size == 0 for size in x.shape):
         return None
     chosen = broadcast_sizes(given)
@@ -48,7 +48,7 @@ def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[A
             shape = [*lead, *index.shape, *trail]
             strides: Sequence[Any] = contiguous_strides(mode, shape)
         elif any(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in left):
-            return None  # the strides that reshaping gives its added dimensions would count
+            return None  # the strides of the dimensions that reshaping adds would matter
         else:
             shape = [*lead, *chosen, *trail]
             strides = [*lead, *broadcast_strides(index.shape, index.stride(), chosen), *trail]

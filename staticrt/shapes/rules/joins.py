@@ -28,7 +28,7 @@ aten = torch.ops.aten
 def _cat(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     if not tensors or not _are_alike(tensors):
         return None
-    # One without elements or dimensions is left out, whatever the others are.
+    # A one-dimensional tensor without elements is left out, even among tensors of other ranks.
     joined = [t for t in tensors if not _is_nothing(t)] or tensors
     first = joined[0]
     rank = first.dim()
@@ -85,7 +85,7 @@ def _stack(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     for other in tensors[1:]:
         if other.dim() != rank or not all(map(agree, first.shape, other.shape)):
             return None
-    # It is a concatenation, along an added dimension only where that is the last.
+    # torch concatenates; it adds a dimension before only if that is the last one.
     joined = tensors if dim < rank else [_with_last(mode, t) for t in tensors]
     if False not in [suggests_image(mode, t) for t in joined]:
         return None

@@ -78,7 +78,7 @@ def _batch_norm(
         return None
     strides: Sequence[Any] | None = contiguous_strides(mode, x.shape)
     if x.dim() > 3 and not agree_on_rows(x.stride(), contiguous_strides(mode, x.shape), x.shape):
-        # An image of one pixel, or channel, is row-major whatever its strides.
+        # An image of one pixel or one channel is row-major with any strides.
         strides = format_strides(x, x.shape)
     return None if strides is None else new(mode, x.shape, x, strides)
 
@@ -254,7 +254,7 @@ for _name in (*_INTERPOLATIONS, *_NEAREST):
 
 
 def _scaled(size: Any, factor: float) -> Any:
-    """A size times a factor, rounded down; None where that takes asking for the size."""
+    """A size times a factor, rounded down; None where only a guard could tell."""
     if isinstance(size, int):
         return int(float(size) * factor)
     if factor == int(factor):

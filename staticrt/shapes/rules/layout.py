@@ -28,12 +28,12 @@ from staticrt.shapes.size_checks import env_of
 
 
 def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-    """Sizes that all tensors are broadcast to; None where torch has to say."""
+    """The sizes that all tensors are broadcast to; None: torch's rule decides."""
     return broadcast([tensor.shape for tensor in tensors])
 
 
 def broadcast(shapes: Sequence[Sequence[Any]]) -> list[Any] | None:
-    """The sizes that sizes are broadcast to; None where torch has to say."""
+    """The common sizes after broadcasting; None: torch's rule decides."""
     if len(shapes) == 1:
         return list(shapes[0])
     rank = max(map(len, shapes))
@@ -57,10 +57,10 @@ def pointwise_layout(
     wraps_number: bool = False,
     cast: Sequence[bool] = (),
 ) -> tuple[Sequence[Any], Sequence[Any]] | None:
-    """Sizes and strides of a pointwise operator's result; None where sizes leave it open, or sizes do not fit.
+    """Sizes and strides of a pointwise operator's result; None where they depend on symbols or the sizes do not fit.
 
     Args:
-        wraps_number: a number is one of the operands, as a tensor without dimensions.
+        wraps_number: one operand is a number, wrapped in a tensor without dimensions.
         cast: which operands are copied to another dtype before.
     """
     if sizes is None:
@@ -102,7 +102,7 @@ def _common_layout(mode: Any, operands: Sequence[Any], sizes: Sequence[Any]) -> 
 
 
 def agree_on_rows(strides: Sequence[Any], others: Sequence[Any], sizes: Sequence[Any]) -> bool:
-    """Whether strides are equal, but where a dimension has one element."""
+    """Whether strides are equal, dimensions of size 1 left aside."""
     return all(
         (isinstance(size, int) and size == 1) or same_stride(own, other)
         for size, own, other in zip(sizes, strides, others, strict=True)
@@ -110,7 +110,7 @@ def agree_on_rows(strides: Sequence[Any], others: Sequence[Any], sizes: Sequence
 
 
 def is_dense(mode: Any, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether the elements surely fill their memory, each with its own place, in some order of dimensions."""
+    """Whether a tensor is certainly non-overlapping and dense."""
     rest = [
         (size, stride)
         for size, stride in zip(sizes, strides, strict=True)
@@ -138,12 +138,12 @@ def preserved_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
 
 
 def own_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
-    """The strides of `x`, which a copy by `clone_preserve_strides` has; None where elements may share a place."""
+    """The strides of `x`, which `clone_preserve_strides` keeps; None where elements may overlap."""
     return x.stride() if is_dense(mode, x.shape, x.stride()) or _has_elements_apart(x) else None
 
 
 def _has_elements_apart(x: torch.Tensor) -> bool:
-    """Whether each stride steps over all that smaller strides reach, which is a guard where sizes are symbolic."""
+    """Whether each stride exceeds the extent of all smaller ones. Adds guards where sizes are symbolic."""
     dims = [
         (tuple(map(_hint, dim)), *dim)
         for dim in zip(x.stride(), x.shape, strict=True)
@@ -167,7 +167,7 @@ def _hint(number: Any) -> Any:
 def copied_strides(
     mode: Any, x: torch.Tensor, memory_format: torch.memory_format | None
 ) -> Sequence[Any] | None:
-    """Strides of a copy of `x` in a memory format; None where symbols leave them open, or it does not fit."""
+    """Strides of a copy of `x` in a memory format; None where they depend on symbols or the rank does not fit."""
     if memory_format is None or memory_format is torch.preserve_format:
         return preserved_strides(mode, x)
     if memory_format is torch.contiguous_format:
@@ -177,7 +177,7 @@ def copied_strides(
 
 
 def suggested_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> Sequence[Any] | None:
-    """Strides for `sizes` in the memory format that `x` suggests; None where its symbols leave that open.
+    """Strides for `sizes` in the memory format that `x` suggests; None where that depends on symbols.
 
     Source: c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`.
     """
@@ -188,7 +188,7 @@ def suggested_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> Seque
 
 
 def new_as_suggested(mode: Any, sizes: Sequence[Any], x: torch.Tensor) -> torch.Tensor | None:
-    """A fake tensor of `sizes` with `suggested_strides`; None where these are open."""
+    """A fake tensor of `sizes` with `suggested_strides`; None where these are unknown."""
     strides = suggested_strides(mode, x, sizes)
     return None if strides is None else new(mode, sizes, x, strides)
 
@@ -251,7 +251,7 @@ def broadcast_strides(shape: Sequence[Any], strides: Sequence[Any], sizes: Seque
 
 
 def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> int | None:
-    """1: the dimensions swap places, -1: they do not, 0: nothing tells; None: the symbols do not say."""
+    """1: the dimensions change places, -1: they do not, 0: undecided by this operand; None: it depends on symbols."""
     for row in rows:
         stride0, stride1 = row[dim0], row[dim1]
         if (isinstance(stride0, int) and stride0 == 0) or (isinstance(stride1, int) and stride1 == 0):
@@ -274,7 +274,7 @@ def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequenc
 
 
 def _ordered_here(a: Any, b: Any) -> int | None:
-    """The order of two strides or sizes in this call, guarding on it; None for symbols that are not ours."""
+    """The order of two strides or sizes in this call, with a guard; None for symbols of torch's."""
     env = env_of(a) or env_of(b)
     if env is None:
         return None
@@ -289,8 +289,8 @@ def _ordered_here(a: Any, b: Any) -> int | None:
 def _order(a: Any, b: Any) -> int | None:
     """Whether a > b (1), a < b (-1) or a == b (0) for all sizes; None: it depends on them.
 
-    A multiple counts as greater: where the factor is 1, dimensions of one element change places, which is nothing;
-    where it is 0, so is the tensor.
+    A multiple counts as greater. Where the factor is 1, dimensions of size 1 change places, which makes no difference;
+    where it is 0, the tensor is empty.
     """
     if isinstance(a, int) and isinstance(b, int):
         return (a > b) - (a < b)
@@ -309,7 +309,7 @@ def _order(a: Any, b: Any) -> int | None:
 
 
 def at_most(a: Any, b: Any) -> bool:
-    """Whether size a <= size b, whatever the symbols are."""
+    """Whether size a <= size b for all values of the symbols."""
     return _at_most(expression(a), expression(b))
 
 
@@ -325,7 +325,7 @@ def _at_most(a: Any, b: Any) -> bool:
 
 
 def least(expr: Any) -> int:
-    """A bound from below on a size expression of symbols that are at least 1; -1 where none is seen."""
+    """A lower bound of a size expression whose symbols are at least 1; -1 where none is found."""
     if isinstance(expr, size_expr.Expr):
         bound = expr.least()
         return -1 if bound is None else max(bound, -1)

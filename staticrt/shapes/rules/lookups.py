@@ -75,7 +75,7 @@ def _embedding_bag(
     if per_sample_weights is not None or include_last_offset or not is_contiguous(weight):
         return None
     if padding_idx is not None and padding_idx != -1:
-        return None  # another path, which notes where each index went
+        return None  # another kernel, which also returns the position of each index
     bags = offsets.shape[0]
     return (
         new(mode, [bags, weight.shape[1]], weight),

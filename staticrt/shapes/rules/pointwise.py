@@ -1,7 +1,7 @@
 """Fake rules of pointwise operators.
 
-Their sizes and strides are TensorIterator's (rules/layout.py). Their dtype, and whether dtypes fit together at all,
-is torch's own answer for tensors of one element, asked once per kind of call.
+TensorIterator decides sizes and strides (rules/layout.py). For the dtype, or the error if dtypes do not fit, torch's
+own operator runs on tensors of one element, once per kind of call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def pointwise_rule(op: Any) -> Rule | None:
-    """The rule of a pointwise operator, functional or in place; None: it is none of these."""
+    """The rule of a pointwise operator, functional or in place; None for other operators."""
     if op.namespace != "aten":
         return None
     schema = op._schema
@@ -48,7 +48,7 @@ def pointwise_rule(op: Any) -> Rule | None:
 
 
 def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result of an operator that makes each element of those in its place."""
+    """The result of an operator that computes each element from the operands' elements at the same index."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     found = _dtype_of(op, tensors, args, kwargs)
     if found is None:
@@ -76,7 +76,7 @@ rule(aten.min.other)(functools.partial(_pointwise, True, aten.minimum.default))
 def _dtype_of(
     op: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> torch.dtype | None:
-    """The dtype of a result; None where the arguments are of kinds that are not served."""
+    """The dtype of a result; None for arguments of other kinds."""
     if not tensors:
         return None
     device = tensors[0].device
@@ -96,7 +96,7 @@ def _dtype_of(
 def _casts(
     op: Any, tensors: Sequence[torch.Tensor], dtype: torch.dtype, args: Sequence[Any]
 ) -> Sequence[bool] | None:
-    """Which operands are copied to a common dtype first, as on the CPU; None: that is open."""
+    """Which operands are first copied to a common dtype, as on the CPU; None if unknown."""
     kinds = {t.dtype for t in tensors}
     if kinds == {dtype} or all(map(is_contiguous, tensors)):
         return ()
@@ -121,11 +121,11 @@ _WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.w
 
 
 class _NotServed(Exception):
-    """Arguments that torch refuses, or of a kind without a rule."""
+    """torch refuses the arguments, or they are of a kind without a rule."""
 
 
 def _kind(value: Any) -> Any:
-    """What a result's dtype follows from: a tensor's own and whether it is a number, or a number itself."""
+    """What decides a result's dtype: a tensor's dtype and whether it wraps a number, or a number."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.dim() == 0)
     if type(value) in _PLAIN:

@@ -75,7 +75,7 @@ def _arg_extreme(mode: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = Fa
 
 
 def _without(x: torch.Tensor, dim: int, keepdim: bool) -> list[Any] | None:
-    """Sizes without a dimension, along which there is something."""
+    """Sizes without one dimension, which must not be empty."""
     if not _has_order(x, dim) or any(isinstance(size, int) and size == 0 for size in x.shape):
         return None
     sizes = list(x.shape)

@@ -25,7 +25,7 @@ _REAL = {complex_: real for real, complex_ in _COMPLEX.items()}
 
 
 def _lies_row_major(x: torch.Tensor, dims: Sequence[Any]) -> bool:
-    """Whether a transform's result lies row-major: along the last dimensions, in their order, of a row-major tensor."""
+    """Whether a transform's result is row-major: the input is, and the transformed dimensions are the last, in order."""
     rank = x.dim()
     if (
         x.device.type not in cpu_kernels

@@ -108,14 +108,14 @@ def _slice(
 
 
 def steps_in(size: Any, step: int) -> Any:
-    """How many elements a slice takes of those that it spans; None: torch's symbols leave it open."""
+    """The number of elements of a slice with a step; None: it depends on torch's symbols."""
     if step == 1:
         return size
     return (size + step - 1) // step if type(size) is int or env_of(size) is not None else None
 
 
 def slice_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:
-    """Where a slice begins and how many elements it spans; None where symbols leave that open."""
+    """Where a slice begins and how many elements it spans; None where that depends on symbols."""
     start = 0 if start is None else start
     if isinstance(size, int) and type(start) is int and (end is None or type(end) is int):
         first, last, _step = slice(start, end).indices(size)
@@ -129,7 +129,7 @@ def slice_bounds(size: Any, start: Any, end: Any) -> tuple[Any, Any] | None:
             return 0, size
         if isinstance(end, torch.SymInt) and at_most(end, size):
             return 0, end
-    # torch's own rule makes minima of symbols, or a size that only running tells.
+    # torch's own rule makes minima of symbols or an unbacked symbol.
     if all(bound is None or _is_backed(bound) for bound in (size, start, end)):
         return _guarded_bounds(size, start, end)
     return None

@@ -1,4 +1,4 @@
-"""Fake rules of repeating, windows over a dimension, padding, gating and turning round."""
+"""Fake rules of repeat, unfold, padding, gated units and flips."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
 
 
 def _padded(spatial: int, mirrors: bool, mode: Any, x: torch.Tensor, pad: Sequence[Any]) -> Any:
-    """Padding by mirrored (or repeated) elements; it may take away some as well, which torch answers."""
+    """Padding by mirrored or repeated elements. Negative padding, which removes elements, is left to torch."""
     if x.dim() != spatial + 2 or len(pad) != 2 * spatial or not is_plain(x):
         return None
     if not all(type(p) is int and p >= 0 for p in pad) or not x.dtype.is_floating_point:
@@ -157,7 +157,7 @@ for _spatial, _mirror, _edge in (
 
 
 def _blocks(mode: Any, image: Sequence[Any], how: Sequence[Sequence[Any]]) -> Any:
-    """How many windows lie in an image; None where a question about them has no quick answer.
+    """The number of windows in an image; None where that cannot be decided quickly.
 
     Args:
         image: height and width.
