@@ -321,7 +321,8 @@ class Region:
             for i in self._subclassed:
                 flat[i] = flat[i].as_subclass(torch.Tensor)
             inputs = tuple(flat)
-        # enable_grad() has no effect inside inference mode; nodes compute no tangents; programs take numbers of 64 bits.
+        # enable_grad() has no effect in inference mode, the nodes compute no forward-mode tangents, and programs take
+        # 64-bit integers.
         if torch.is_inference_mode_enabled() or torch.autograd.forward_ad._current_level >= 0:
             return self._eager(*inputs)
         if any(_is_large(inputs[i]) for i in self._ints):
@@ -350,7 +351,7 @@ class Region:
         return kernels.hold() and all(live == saved for live, saved in self._definitions)
 
     def _failed_before_writes(self) -> bool:
-        """Whether the region writes, and its run that raised last in this thread had not written yet."""
+        """Whether the region writes inputs, and this thread's last run that raised had not written any yet."""
         plans = [
             plan for graph in self._graphs if graph.role != "backward" for _key, plan in graph.plans.items()
         ]
@@ -413,7 +414,7 @@ def _overlaps_itself(value: Any) -> bool:
     return strided and not has_elements_apart(value)
 
 
-def _is_large(number: Any) -> bool:  # more than 64 bits; the ragged size of a nested tensor is no int
+def _is_large(number: Any) -> bool:  # more than 64 bits; the ragged size of a nested tensor is not an int
     return type(number) is int and number.bit_length() > 63
 
 
@@ -436,7 +437,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _failing_node(gm: fx.GraphModule, error: BaseException) -> str | None:
-    """The node that AOTAutograd was tracing when it failed, if its message names one."""
+    """The node that AOTAutograd traced when it failed, if the message names one."""
     named = re.search(r"While executing %(\w+)", str(error))
     nodes = {node.name for node in gm.graph.nodes if node.op.startswith("call_")}
     return named[1] if named and named[1] in nodes else None

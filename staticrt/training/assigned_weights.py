@@ -1,7 +1,7 @@
 """Weights that the hooks of `torch.nn.utils.spectral_norm` and `weight_norm` compute before each forward.
 
-The hook assigns them to an attribute of the layer. A compiled step gives them as results, which are detached like its
-others, and the attribute gets them after the step.
+The hook assigns them to an attribute of the layer. A compiled step returns them like its other results, detached, and
+assigns them to the attribute after the run.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class AssignedWeights:
     """Such weights of some modules while a step is recorded.
 
     Args:
-        modules: what the step reaches, which may hold others.
-        snapshot: the step's Python state, which has all of these modules; of what a hook replaces, it compares the layout only.
+        modules: modules that the step reaches; their submodules count too.
+        snapshot: the step's Python state, which includes these modules. It compares only the layout of what a hook replaces.
 
     Attributes:
         places: attributes and name of each weight that the last run assigned.
@@ -42,7 +42,7 @@ class AssignedWeights:
                         self._before.append((vars(module), hook.name, before))
 
     def take(self, read: Iterable[int]) -> list[torch.Tensor]:
-        """What the run assigned.
+        """The weights that the run assigned.
 
         Args:
             read: ids of the tensors that the graph reads.

@@ -1,7 +1,7 @@
-"""Backwards that run under autocast, where eager casts what the operators of the backward compute with.
+"""Backwards that run under autocast, where eager casts the arguments of the backward's operators.
 
-A backward is recorded without autocast, since most run after the block of the forward. Where one runs inside of a block
-and an operator of it would be cast, the region runs again operator by operator, and autograd differentiates that.
+A backward is recorded without autocast, because most run after the forward's autocast block. If one runs inside a block
+that would cast an argument, the region runs again operator by operator, and autograd differentiates that run.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from staticrt import torch_private
 from staticrt.training.double_backward import Replay
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-# Operators that autocast computes in its own dtype, and in the widest of their arguments' dtypes; others that it knows it
-# computes in float32.
+# Operators that autocast runs in its own dtype, and those that it runs in the widest dtype of their arguments. It runs
+# the other operators that it lists in float32.
 _IN_LOW_PRECISION = frozenset(
     f"aten::{name}"
     for name in (
@@ -31,11 +31,11 @@ _IN_WIDEST = frozenset({"aten::cat", "aten::stack", "aten::index_copy"})
 
 
 class CastBackward:
-    """Tells whether autocast, as the calling thread has it, would change what a backward computes.
+    """Decides whether the calling thread's autocast state would change what a backward computes.
 
     Args:
         graph: the backward, as recorded.
-        replay: what differentiates the region operator by operator.
+        replay: differentiates the region operator by operator.
     """
 
     def __init__(self, graph: fx.GraphModule, replay: Replay) -> None:

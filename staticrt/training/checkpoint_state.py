@@ -1,7 +1,7 @@
-"""What the function of a checkpoint reaches in Python.
+"""The Python state that the function of a checkpoint reaches.
 
-Eager runs the function again in the backward, where it sees what was assigned since: the variable of a loop that has gone
-on, another item in a list. A trace runs it once.
+Eager runs the function again in the backward, where it sees later assignments: a loop variable has another value, or a
+list another item. A trace runs the function once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST = 50_000  # objects looked at; where there are more, some may change unsee
 _MOST_BYTES = 1 << 20  # of an array of numpy
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 _KNOWN = ("torch", "staticrt", "numpy", "builtins")  # packages whose functions and classes keep no state
-# What torch keeps in each module and a call of it does not read.
+# Attributes of every module that a call of it does not read.
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {
     "training",
     "_modules",
@@ -35,15 +35,15 @@ _OF_TORCH = frozenset(vars(torch.nn.Module())) - {
 
 
 class _Identity(int):
-    """That of a tensor, without a reference to it: the trace keeps those that it makes."""
+    """The identity of a tensor, without a reference to it: the trace keeps the tensors that it makes alive."""
 
 
 class _Checksum(int):
-    """That of an array's bytes."""
+    """The contents of an array."""
 
 
 class Reached:
-    """What a checkpoint's function and arguments reach now.
+    """The state that a checkpoint's function and arguments reach now.
 
     Args:
         call: the function and its arguments.
@@ -54,7 +54,7 @@ class Reached:
         self._found = list(_reached(call))
 
     def is_same(self) -> bool:
-        """Whether it reaches the same objects still."""
+        """Whether it still reaches the same objects."""
         now = list(_reached(self._call))
         return len(now) == len(self._found) and all(
             a is b or (type(a) is type(b) and isinstance(a, (_Identity, _Checksum)) and a == b)
@@ -63,10 +63,10 @@ class Reached:
 
 
 def look_again(tracer: Tracer) -> None:
-    """Called as a backward begins, which runs the checkpoints recorded so far a second time.
+    """Check the checkpoints recorded so far, because a backward begins, which runs them again.
 
     Raises:
-        CannotTrace: one would not be as in its first run.
+        CannotTrace: the second run of one would differ from the first.
     """
     while tracer.parts:
         if not tracer.parts.pop().is_same():
@@ -74,9 +74,9 @@ def look_again(tracer: Tracer) -> None:
 
 
 def _reached(call: Any) -> Iterator[Any]:
-    """Objects in the order in which they are reached; of tensors that a trace makes only the identities.
+    """Objects in the order in which they are reached; tensors that a trace makes are represented by their identities.
 
-    What cannot be compared gives another object each time.
+    What cannot be compared is represented by a new object each time.
     """
     stack: list[Any] = [call]
     seen: set[int] = set()
@@ -121,7 +121,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The function of a method or property, as it lies in a class."""
+    """The function of a method or property in a class's dict."""
     if isinstance(value, (staticmethod, classmethod)):
         return value.__func__
     return value.fget if isinstance(value, property) else value

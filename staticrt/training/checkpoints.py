@@ -30,11 +30,11 @@ _staticrt = torch.ops.staticrt
 def checkpoints(
     tracer: Callable[[], Tracer], reentrant: bool = False
 ) -> contextlib.AbstractContextManager[None]:
-    """Context manager in which this thread's checkpoints only mark what they record.
+    """Context manager: this thread's checkpoints only mark the operators that they record.
 
     Args:
-        tracer: the one that records.
-        reentrant: also those with reentrant autograd.
+        tracer: records the operators.
+        reentrant: includes checkpoints with reentrant autograd.
     """
     count = 0
 
@@ -80,13 +80,13 @@ def checkpoints(
 
 
 class Recomputed:
-    """What of a forward lies in checkpoints.
+    """The parts of a forward that lie in checkpoints.
 
     Args:
-        nodes: of a joint graph, its forward; nodes for the states of the generator are added to the graph.
+        nodes: the forward of a joint graph; nodes for states of the random number generator are added to the graph.
 
     Raises:
-        CannotTrace: a second run of a part would not be as the first one.
+        CannotTrace: a second run of a part would differ from the first.
     """
 
     def __init__(self, nodes: Sequence[fx.Node]) -> None:
@@ -123,12 +123,12 @@ class Recomputed:
         self._states = {node: _state_before(node) for node in random}
 
     def inputs(self, node: fx.Node) -> list[fx.Node]:
-        """What the backward reads to compute a node again."""
+        """The values that the backward reads to compute a node again."""
         state = self._states.get(node)
         return node.all_input_nodes if state is None else [*node.all_input_nodes, state]
 
     def add(self, node: fx.Node, graph: fx.Graph, env: dict[fx.Node, fx.Node]) -> fx.Node:
-        """The copy of a node of the forward in a backward graph, of which `env` gives the nodes that it reads."""
+        """A copy of a node of the forward in a backward graph; `env` maps the nodes that it reads."""
         made = graph.node_copy(node, env.__getitem__)
         if node in self._states:
             x, p, _train = made.args
@@ -136,7 +136,7 @@ class Recomputed:
         return made
 
     def part_of(self, node: fx.Node) -> int | None:
-        """The part that a node lies in, if any."""
+        """The part that contains a node, if any."""
         return self._parts.get(node)
 
     def __contains__(self, node: fx.Node) -> bool:
@@ -145,10 +145,10 @@ class Recomputed:
 
 
 def recompute_parts(gm: fx.GraphModule) -> None:
-    """Let the backward that a whole step's graph holds compute the parts in checkpoints again, as eager's does.
+    """Let the backward within a whole step's graph compute the checkpointed parts again, as eager's backward does.
 
     Raises:
-        CannotTrace: a second run of a part would not be as the first one.
+        CannotTrace: a second run of a part would differ from the first.
     """
     if not any(CHECKPOINT in node.meta for node in gm.graph.nodes):
         return
@@ -179,8 +179,7 @@ def recompute_parts(gm: fx.GraphModule) -> None:
 
 
 def _refuse_changed(graph: fx.Graph, recomputed: Recomputed) -> None:
-    """Refuse parts that read an input which is written before their backward: eager computes them again by then, also
-    what the rest of the forward read of them.
+    """Refuse parts that read an input which is written before their backward, where eager computes them again.
 
     Raises:
         CannotTrace: there is one.
@@ -206,7 +205,7 @@ class _Copies(dict[fx.Node, fx.Node]):
 
 
 def _first_writes(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """Inputs of a graph -> the first node that gives them another value."""
+    """Inputs of a graph -> the first node that writes them."""
     first: dict[fx.Node, fx.Node] = {}
     for node in graph.nodes:
         if node.target is aten.copy_.default:
@@ -219,7 +218,7 @@ def _first_writes(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """What a node views, through any number of views."""
+    """The base of a node, through any number of views."""
     while is_view(node):
         node = node.args[0]  # type: ignore[assignment]
     return node

@@ -1,7 +1,7 @@
-"""Decompositions of torch that this thread traces in another way: recurrent networks, resizes and the CTC loss.
+"""Replacements for decompositions of torch: recurrent networks, resizes and the CTC loss.
 
-Upstream's functions are replaced once, by functions that do the same but for threads inside `recurrent_networks` or
-`eager_operators`.
+Upstream's functions are replaced once, by functions that behave differently only in threads inside `recurrent_networks`
+or `eager_operators`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _thread = _Thread()
 
 
 def recurrent_networks() -> contextlib.AbstractContextManager[None]:
-    """While this holds, this thread traces recurrent networks with the dropout between their layers.
+    """Context manager: this thread traces recurrent networks with the dropout between their layers.
 
     Upstream's decompositions of `aten.lstm`, `gru` and `rnn_*` test a condition that never holds (`num_layers < i - 1`), so
-    that they omit it. Dropout gives its argument meanwhile where nothing is dropped, and draws no random numbers where
-    everything is, as in eager; upstream's decomposition copies, and draws.
+    that they omit it. Inside the block, dropout with p=0 returns its argument, and dropout with p=1 draws no random
+    numbers, as in eager; upstream's decomposition copies in the first case and draws in the second.
     """
     return _in_this_thread("recurrent")
 
 
 def eager_operators() -> contextlib.AbstractContextManager[None]:
-    """While this holds, this thread records resizes of images and CTC losses as the operators that eager calls.
+    """Context manager: this thread records resizes of images and CTC losses as the operators that eager calls.
 
-    Upstream's decomposition of resizes reads each pixel by index, and its backward adds them up so. Functionalization in
-    C++, as AOTAutograd uses it, takes no symbolic sizes of eager's operators. The CTC loss of lists of lengths makes a
-    tensor of them where no dispatch mode sees it.
+    Upstream's decomposition of resizes reads each pixel by index, and its backward accumulates by index. AOTAutograd
+    needs it, because functionalization in C++ does not support symbolic sizes of eager's operators. The CTC loss with
+    lists of lengths makes tensors of them that no dispatch mode sees.
     """
     return _in_this_thread("eager")
 
@@ -79,7 +79,7 @@ def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0
         dropped = x
         if layer_fn is decompositions.mkldnn_one_layer_lstm:
-            # It saves nothing for its backward unless gradients are on, which they are not while compiled graphs run.
+            # It saves values for its backward only with gradients on, and they are off while compiled graphs run.
             layer_fn = decompositions.one_layer_lstm
 
         def layer(inputs: torch.Tensor, *args: Any, **keywords: Any) -> Any:

@@ -47,8 +47,8 @@ class Replay:
         unread: inputs that the region writes although no result depends on their values.
         random: whether the region draws random numbers; known once it is compiled.
         graphs: the option; captured graphs must know which backwards are pending.
-        refuses: why the function run again does not tell second derivatives; "" where it does.
-        is_cast: whether autocast, as the thread has it, changes what the backward computes.
+        refuses: why running the function again does not give second derivatives; "" if it does.
+        is_cast: whether the thread's autocast state changes what the backward computes.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, unread: frozenset[int] = frozenset()) -> None:
@@ -122,7 +122,7 @@ class Replay:
         @torch_private.hidden_from_dynamo
         def differentiable_backward(ctx: Any, *grads: Any) -> Any:
             boxed = len(grads) == 1 and isinstance(grads[0], list)
-            # Programs read bytes, which the gradients of a vmap do not show.
+            # Programs read memory, which gradients inside a vmap do not expose.
             gradients = grads[0] if boxed else list(grads)
             if (
                 torch.is_grad_enabled()
@@ -206,7 +206,7 @@ class Replay:
 
     @staticmethod
     def _runs_again(ctx: Any) -> bool:
-        """Whether what a call keeps runs the region again."""
+        """Whether the state that a call keeps is enough to run the region again."""
         call = ctx._staticrt_call
         return call is not None and len(call.inputs) == len(ctx.needs_input_grad)
 
@@ -221,7 +221,7 @@ class Replay:
 
     @contextlib.contextmanager
     def _state_of(self, call: RegionCall) -> Iterator[None]:
-        """Restores the random state and autocast of the call for a block."""
+        """Context manager: the random state and autocast state of the call."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._autocast.entered())
             if call.random_state is not None:
@@ -244,14 +244,14 @@ def _unneeded(tensors: Sequence[int], needs: Sequence[bool]) -> tuple[int, ...]:
 
 
 def _plain(gradient: Any) -> Any:
-    """A gradient that is neither a lazy conjugate nor lazily negative: the graphs were recorded for such."""
+    """A gradient without lazy conjugation or negation, for which the graphs were recorded."""
     if isinstance(gradient, torch.Tensor) and (gradient.is_conj() or gradient.is_neg()):
         return gradient.resolve_conj().resolve_neg()
     return gradient
 
 
 def _stand_in(value: Any) -> Any:
-    """A leaf to differentiate by, so that no input is the ancestor of another."""
+    """A leaf to differentiate with respect to, so that no input depends on another."""
     if not isinstance(value, torch.Tensor):
         return value
     if value.layout != torch.strided:

@@ -1,8 +1,8 @@
-"""Which of eager's autograd nodes a backward runs, and what each of them reads of what the forward saves.
+"""Which of eager's autograd nodes a backward runs, and which saved values each of them reads.
 
-Eager frees what a node saved once a backward without `retain_graph` ran that node, and a second run of it raises. One
-node of ours stands for all of a region's, so it keeps account of them: two results with a backward each, which have no
-such node in common, need no `retain_graph`.
+A backward without `retain_graph` frees what the nodes that it runs have saved, and a second run of such a node raises.
+One node of ours replaces all nodes of a region, so it tracks which of them have run: two results whose backwards share
+no saving node need no `retain_graph`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import fx
 from staticrt import torch_private
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE
 
-# What a backward reads of a saved value: nothing; its data; only its sizes, which outlive it.
+# What a backward reads of a saved value: nothing, its data, or only its sizes, which remain after it is freed.
 NOTHING, DATA, SIZES = range(3)
 
 
 def saving_nodes(nodes: Iterable[Any]) -> frozenset[int]:
-    """Sequence numbers of the autograd nodes that save tensors, which a second backward does not find."""
+    """Sequence numbers of the autograd nodes that save tensors, which the first backward frees."""
     return frozenset(node._sequence_nr() for node in nodes if any(map(_is_saved, _saved_values(node))))
 
 
@@ -46,24 +46,24 @@ def _is_saved(value: Any) -> bool:
 
 
 def _sums_gradients(node: fx.Node, incoming: Container[fx.Node]) -> bool:
-    """Whether a node may be autograd's sum of what several of its nodes hand to one; the last of them makes it."""
+    """Whether a node may be autograd's sum of several gradients for one node."""
     return node.target is torch.ops.aten.add.Tensor and all(s in incoming for s in node.all_input_nodes)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
-    """What leads to an autograd node, and where it leads: bits of incoming gradients, and of inputs' gradients."""
+    """The incoming gradients that reach an autograd node, and the inputs whose gradients it leads to, as bit sets."""
 
     incoming: int = 0
     gradients: int = 0
 
 
 class EagerNodes:
-    """The autograd nodes of eager for which a region's node stands.
+    """The autograd nodes of eager that a region's node replaces.
 
     Args:
         backward: the backward graph; its nodes have `AUTOGRAD_NODE`, or it is AOTAutograd's.
-        saving: as of `saving_nodes`; None if that is not known: the whole backward counts as one node that saves.
+        saving: result of `saving_nodes`; None if unknown: the whole backward counts as one node that saves.
 
     Attributes:
         count: number of the nodes that save tensors.
@@ -126,7 +126,7 @@ class EagerNodes:
         self.readers = [sorted(place[n] for n in readers[node] if n in place) for node in self._saved]
 
     def run_by(self, undefined: Sequence[bool], unneeded: Sequence[bool]) -> list[int]:
-        """The nodes that run where these incoming gradients are undefined and these inputs need none."""
+        """The nodes that run if these incoming gradients are undefined and these inputs need no gradients."""
         given = sum(1 << number for number, absent in enumerate(undefined) if not absent)
         wanted = ~sum(1 << number for number, skip in enumerate(unneeded) if skip)
         return [
@@ -136,7 +136,7 @@ class EagerNodes:
         ]
 
     def reads(self, run: Sequence[int], graph: fx.GraphModule) -> list[int]:
-        """What the run of some nodes reads of each saved value.
+        """What some nodes read of each saved value.
 
         Args:
             run: the nodes.
@@ -144,7 +144,7 @@ class EagerNodes:
         """
         found = []
         for node, readers in zip(graph.graph.find_nodes(op="placeholder"), self.readers, strict=False):
-            # Where eager's nodes are not known, what this run's gradients follow from tells what they read.
+            # Without eager's nodes, the values are those that this run's gradients depend on.
             is_read = bool(node.users) if self._is_one else not set(readers).isdisjoint(run)
             if is_read or not isinstance(node.meta.get("val"), torch.Tensor):
                 found.append(DATA)

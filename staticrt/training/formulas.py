@@ -1,8 +1,8 @@
-"""Derivatives that a library has registered for its operators in Python: which of them a joint trace may record.
+"""Derivative formulas that libraries register for their operators in Python, and which of them a joint trace may record.
 
-A recorded backward does not run the formula again. Eager does, in each backward, and with the state that Python has then. So a
-formula is recorded only if it reads nothing but what the call saved for it, torch, and operators. That the operator still has the
-same formula is guarded with its kernels (`staticrt/frontend/guards/operators.py`).
+Eager runs a formula in each backward, with the Python state of that moment; a recorded backward does not. So a formula is
+recorded only if it reads nothing but what the call saved for it, torch, and operators. A guard on the operator's kernels
+(`staticrt/frontend/guards/operators.py`) also compares the formula.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ def recordable(node: Any) -> Callable[[], bool] | None:
 
 
 def differentiate_again(gm: fx.GraphModule) -> None:
-    """Let operators with a formula meet autograd where the forward is run again, to differentiate it twice.
+    """Let operators with a formula run with gradients on where the forward runs again for second derivatives.
 
-    The Function that runs a formula calls the operator with gradients off, so the trace says that it ran without them.
+    The Function that runs a formula calls the operator with gradients off, and so it was recorded.
 
     Raises:
-        CannotTrace: it is not sure which operators ran in such a Function.
+        CannotTrace: it is unknown which operators ran in such a Function.
     """
     for node in gm.graph.nodes:
         if NO_GRAD not in node.meta or not may_keep_arguments(node, False):
@@ -107,7 +107,7 @@ def _node_of(operator: Any) -> str:
 
 
 def _cells_of(function: types.FunctionType) -> dict[str, Any]:
-    """The values of a function's free variables, by their names; not of those that have none yet."""
+    """The values of a function's free variables by name, without those that are unassigned."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     return {name: value for name, cell in cells.items() for value in _contents(cell)}
 
@@ -146,7 +146,7 @@ def _read_by(formula: types.FunctionType) -> list[Any] | None:
 
 
 def _steps(code: types.CodeType, is_nested: bool = False) -> Iterator[tuple[dis.Instruction, bool]]:
-    """The instructions of a function and of those that it defines, and whether they are of one of the latter."""
+    """The instructions of a function and of its inner functions, each with whether it is of an inner one."""
     for step in dis.get_instructions(code):
         yield step, is_nested
     for constant in code.co_consts:

@@ -1,4 +1,4 @@
-"""What a region makes while gradients are off: views, and inference tensors.
+"""Results that a region makes while gradients are off: views and inference tensors.
 
 In eager such a view has no history. AOTAutograd makes views among the results once more after the graph has run, in the
 caller's grad mode, so that gradients would flow through them.
@@ -51,7 +51,7 @@ def inference_result(gm: fx.GraphModule) -> str:
 
 
 def _modes(gm: fx.GraphModule) -> list[tuple[fx.Node, bool, bool]]:
-    """Each node that computes, whether gradients are on there, and inference mode."""
+    """Each compute node, with whether gradients and inference mode are on there."""
     found: list[tuple[fx.Node, bool, bool]] = []
     gradients, inference = True, [False]
     for node in gm.graph.nodes:
@@ -68,7 +68,7 @@ def _modes(gm: fx.GraphModule) -> list[tuple[fx.Node, bool, bool]]:
 
 
 def _viewed(node: fx.Node) -> fx.Node | None:
-    """An argument of a node whose memory it shares; None: its memory is its own."""
+    """The argument whose memory a node shares; None if it has memory of its own."""
     own = {value.untyped_storage()._cdata for value in _tensors(node)}
     for source in node.all_input_nodes:
         if not own.isdisjoint(value.untyped_storage()._cdata for value in _tensors(source)):

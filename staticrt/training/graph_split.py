@@ -59,7 +59,7 @@ def unsupported_reason(node: fx.Node) -> str:
 
 
 def _views_an_argument(node: fx.Node) -> bool:
-    """Whether a result of a node lies in the memory of one of its arguments."""
+    """Whether a result of a node shares memory with an argument."""
     results = node.meta.get("example_value")
     results = results if isinstance(results, (tuple, list)) else (results,)
     given = {memory_of_value(source.meta.get("example_value")) for source in node.all_input_nodes} - {None}
@@ -67,14 +67,14 @@ def _views_an_argument(node: fx.Node) -> bool:
 
 
 def memory_of_value(value: Any) -> int | None:
-    """What tells the memory of a strided tensor from another's, also of a fake one."""
+    """Identifies the memory of a strided tensor, real or fake."""
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
     return int(value.untyped_storage()._cdata)
 
 
 def _begins_gradients(node: fx.Node) -> bool:
-    """Whether a node makes a leaf of autograd, or makes a tensor one."""
+    """Whether a node creates a leaf of autograd or turns a tensor into one."""
     if node.kwargs.get("requires_grad", False) is not False:
         return True
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")

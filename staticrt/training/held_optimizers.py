@@ -1,4 +1,4 @@
-"""What an optimiser holds while a step is recorded, what of it the step reads and changes, and who acts for it."""
+"""Optimisers while a step is recorded: their state, what the step reads and changes of it, and their stand-ins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.Tensor)
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """A hyperparameter that a step read of an optimiser, besides what its update reads; its value is a constant of the graph."""
+    """A hyperparameter that the step's own code read from an optimiser; its value is a constant of the graph."""
 
     optimizer: Any
     group: int
@@ -27,7 +27,7 @@ class Read:
     value: Any
 
     def holds(self) -> bool:
-        """Whether it has the same value still."""
+        """Whether it still has the same value."""
         groups = self.optimizer.param_groups
         now = groups[self.group].get(self.name) if self.group < len(groups) else None
         return now is self.value or (
@@ -70,7 +70,7 @@ class HeldOptimizer:
 
     @contextlib.contextmanager
     def unwatched(self) -> Iterator[None]:
-        """Inside the block reads are not noted."""
+        """Context manager: reads are not noted."""
         before, self._watches = self._watches, False
         try:
             yield
@@ -82,7 +82,7 @@ class HeldOptimizer:
         return [Read(self.optimizer, group, name, value) for (group, name), value in self._reads.items()]
 
     def is_changed(self) -> bool:
-        """Whether the optimiser holds other things than before, by identity."""
+        """Whether the optimiser holds other objects than before."""
         with self.unwatched():
             lists = [(self._groups, self._watched), *self._lists]
             dicts = [*zip(self._watched, self._own, strict=True), *self._dicts]
@@ -112,7 +112,7 @@ class HeldOptimizer:
 
 
 class _UnreadState:
-    """Stands in for the state of an optimiser whose updates run eagerly: no recording depends on it."""
+    """Replaces the state of an optimiser whose updates run eagerly, so that no recording depends on it."""
 
     def __getattribute__(self, name: str) -> Any:
         raise CannotTrace("the step reads the state of an optimiser whose updates it does not record")
@@ -124,7 +124,7 @@ class _UnreadState:
 
 
 class _Group(dict[str, Any]):
-    """A copy of a parameter group that tells what is read of it."""
+    """A copy of a parameter group that notes reads."""
 
     def __init__(self, group: dict[str, Any], held: HeldOptimizer, index: int) -> None:
         super().__init__(group)
@@ -177,7 +177,7 @@ def _ids(entries: dict[Any, Any]) -> list[tuple[int, int]]:
 
 
 class StandIn:
-    """Lets a twin record what code calls an optimiser to do, until `remove`.
+    """Lets a twin record the calls of an optimiser's methods, until `remove`.
 
     Args:
         optimizer: one of torch's.
@@ -196,7 +196,7 @@ class StandIn:
         self._step = optimizer.step
         self._is_recording = is_recording
 
-        # Of the hooks, those of all optimisers; one with hooks of its own has no twin.
+        # Only hooks of all optimisers run; an optimiser with its own hooks has no twin.
         @torch.optim.Optimizer.profile_hook_step
         def recorded(_optimizer: Any, closure: Any = None) -> Any:
             return record(closure)
@@ -214,7 +214,7 @@ class StandIn:
         return self._recorded(*args, **kwargs)
 
     def remove(self) -> None:
-        """Let the optimiser act for itself."""
+        """Let the optimiser run its own methods again."""
         for name in self.NAMES:
             self._attributes.pop(name, None)
         self._attributes.update(self._kept)

@@ -1,8 +1,8 @@
 """A joint trace as two Programs behind the native autograd node.
 
-The graph is split where eager splits it: the forward is what was recorded before the backward began, and saved is what
-the backward reads of it, which is what autograd's formulas save. Views are taken anew from what they view, sizes are
-saved as numbers. What lies in a checkpoint is computed again (`checkpoints.py`), and cheap values as in `partition.py`.
+The graph is split where eager splits it: the forward is what was recorded before the backward began. The saved values are
+those that the backward reads, which autograd's formulas save too. Views are made again from their bases, and sizes are
+saved as numbers. Checkpointed parts (`checkpoints.py`) and cheap values (`partition.py`) are computed again.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class JointExecutable:
         backward: the segments of the backward with their plans.
         layout: per flat output, ("tensor", position among the region's results and then the views) or
             ("constant", object).
-        views: makes the results that view others, or inputs, of inputs and results; None where there are none.
+        views: makes the results that are views, from inputs and other results; None if there are none.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class JointExecutable:
         return flat_outputs(results, self.layout)
 
     def node_kinds(self) -> dict[str, int]:
-        """Number of operator nodes of the forward and the backward, and of the segments that this is cut into."""
+        """Number of operator nodes of the forward and the backward, and the number of the backward's segments."""
         backward = [sum(graph.operators.values()) for graph in self.backward]
         counts = {"forward": self.native.node_counts["total"], "backward": sum(backward)}
         return counts if len(backward) == 1 else {**counts, "segments": len(backward)}
@@ -107,7 +107,7 @@ def build_joint(
         CannotTrace: the node does not serve such a graph.
         LoweringError: with `executor="static"`, a Program cannot express it.
     """
-    # What it copies only for its layout would be saved with gaps between the elements.
+    # Copies that only change a layout would save a tensor with gaps between its elements.
     RemoveNoOps(inference=False)(traced.module)
     joint = _Joint(traced, backward)
     forward, gradients = joint.split()
@@ -136,7 +136,7 @@ def build_joint(
 
 
 class _Joint:
-    """A joint graph, taken apart.
+    """The parts of a joint graph.
 
     Attributes:
         inputs: placeholders of the forward.
@@ -205,7 +205,7 @@ class _Joint:
             raise CannotTrace("a result is an input, or a view of one")
 
     def views(self) -> Callable[..., tuple[Any, ...]] | None:
-        """What makes the results that view others, or inputs, of all inputs and results; None if there are none.
+        """A function that makes the results that are views, from all inputs and results; None if there are none.
 
         Raises:
             CannotTrace: such a result is not a view by operators of the graph.
@@ -230,7 +230,7 @@ class _Joint:
         return _Rerun(fx.GraphModule({}, graph)).call
 
     def _nodes_of_backward(self) -> set[fx.Node]:
-        """What was recorded in the backward, but for numbers made of sizes."""
+        """The nodes recorded in the backward, without numbers computed from sizes."""
         found = set(self._tangents)
         for node in self._gm.graph.nodes:
             if node.op != "call_function":
@@ -269,7 +269,7 @@ class _Joint:
         return forward, backward
 
     def _read(self) -> list[fx.Node]:
-        """The forward's values that the backward reads, to save, in order; not views and what is computed again."""
+        """The forward's values to save, in order: those that the backward reads, without views and recomputed values."""
         forward = [n for n in self._gm.graph.nodes if n not in self._backward and n.op != "output"]
         recomputed = self._recomputed = Recomputed(forward)
         wanted: set[fx.Node] = set()
@@ -295,7 +295,7 @@ class _Joint:
             env[node].meta.update(node.meta)
 
         def add(node: fx.Node) -> None:
-            """A node, after those of the forward that it reads and that are not there yet."""
+            """The copy of a node; first copies the nodes of the forward that it reads and that are missing."""
             stack = [node]
             while stack:
                 missing = [source for source in self._recomputed.inputs(stack[-1]) if source not in env]
@@ -331,7 +331,7 @@ class _Joint:
         return self._copy(nodes, self.results)
 
     def unread(self) -> frozenset[int]:
-        """Positions of the inputs that are written and on whose values no result depends: running statistics."""
+        """Positions of written inputs whose values no result depends on, such as running statistics."""
         reached: set[fx.Node] = set()
         stack = list(self.results)
         while stack:
@@ -372,7 +372,7 @@ def _forget_history(gm: fx.GraphModule) -> None:
 
 
 class _Rerun:
-    """Runs a recorded forward, but for its writes to inputs, on tensors that autograd sees."""
+    """Runs a recorded forward with autograd, without its writes to inputs."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
@@ -387,7 +387,7 @@ class _Rerun:
 
 
 class _Operators(fx.Interpreter):
-    """Gradients are off where they were when the graph was recorded."""
+    """Run a node, with gradients off where they were off when it was recorded."""
 
     def run_node(self, node: fx.Node) -> Any:
         """As the base class."""

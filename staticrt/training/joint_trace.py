@@ -1,10 +1,10 @@
-"""Joint traces: a call's forward and its backward recorded by the tracer, beneath autograd.
+"""Joint traces: the tracer records the forward and the backward of a call, below autograd.
 
-The tracer records the forward with autograd running on fake tensors. Then `Backward` asks autograd for the gradients of
-the results, for incoming gradients that are further inputs of the graph, and the operators of the backward arrive like
-those of the forward. `joint_program.py` splits the graph and puts both halves behind the native autograd node.
+The tracer records the forward while autograd runs on fake tensors. Then `Backward` lets autograd compute gradients from
+incoming gradients, which are further inputs of the graph, and the tracer records the operators of the backward like
+those of the forward. `joint_program.py` splits the graph and runs both halves in the native autograd node.
 
-What a recorded backward would not repeat as eager does (hooks, custom autograd Functions, results that are inputs) is
+Calls whose backward could not be repeated as in eager (hooks, custom autograd Functions, results that are inputs) are
 refused with a reason.
 """
 
@@ -28,8 +28,8 @@ from staticrt.training import formulas
 from staticrt.training.checkpoint_state import look_again
 from staticrt.training.eager_nodes import saving_nodes
 
-# Names in model code that tell of hooks, which autograd calls in each backward, of gradients computed in the forward, or
-# of what autograd knows of an argument, which in the recorded run is a leaf.
+# Names in model code that indicate hooks, gradients computed in the forward, or reads of an argument's autograd state,
+# which differs in the recorded run, where arguments are leaves.
 _REFUSED_NAMES = frozenset(
     {
         *("is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad", "is_inference"),
@@ -55,9 +55,9 @@ class Backward:
     Attributes:
         num_outputs: flat outputs of the function.
         num_results: those, and after them tensors that several of them view.
-        own: indices of the tensors among them that the forward computes; the others view one of those, or an input.
-        differentiable: indices of those that get an incoming gradient; of one tensor given twice, the first.
-        sources: what each gradient belongs to: (id of a tensor of the model, -1), or (0, index of an argument).
+        own: indices of the tensors among them that the forward computes; the others view one of those or an input.
+        differentiable: indices of those that get an incoming gradient; a tensor returned twice counts once.
+        sources: the tensor of each gradient: (id of a tensor of the model, -1), or (0, index of an argument).
         saving: the autograd nodes that save tensors.
     """
 
@@ -75,7 +75,7 @@ class Backward:
         A gradient is None for an input that no result depends on.
 
         Raises:
-            CannotTrace: eager's backward would do what no graph repeats.
+            CannotTrace: no graph repeats what eager's backward does.
         """
         named = _REFUSED_NAMES & self._snapshot.model_names
         if named:
@@ -151,7 +151,7 @@ def refuse_distributed(snapshot: Snapshot) -> None:
     """Refuse modules under DistributedDataParallel.
 
     Raises:
-        CannotTrace: there is one among what the code reaches.
+        CannotTrace: the code reaches one.
     """
     if any(isinstance(value, torch.nn.parallel.DistributedDataParallel) for value in snapshot.alive):
         raise CannotTrace(
@@ -160,7 +160,7 @@ def refuse_distributed(snapshot: Snapshot) -> None:
 
 
 def _refuse_history(value: torch.Tensor) -> None:
-    """A tensor of the model must be a leaf: the recording would walk into real history."""
+    """Refuse a tensor of the model that is not a leaf: the recorded backward would continue into real history."""
     if not value.is_leaf:
         raise CannotTrace("the model reads a tensor that has a history of its own")
     if value._backward_hooks:
@@ -247,8 +247,11 @@ def _incoming(tracer: Any, results: Sequence[torch.Tensor], first: int) -> list[
 
 
 def _strides(out: torch.Tensor) -> tuple[Any, ...]:
-    """The strides of a result's incoming gradient: the result's own where it is dense and its sizes are constants, or
-    in a memory format of torch; else row-major. The node copies a gradient that lies otherwise."""
+    """The strides of a result's incoming gradient; the node copies gradients with other strides.
+
+    They are the result's own if it is dense and its sizes are constants, or if it has a memory format of torch; else
+    row-major.
+    """
     formats = {4: (torch.channels_last,), 5: (torch.channels_last_3d,)}.get(out.dim(), ())
     if out.is_contiguous() or any(out.is_contiguous(memory_format=each) for each in formats):
         return tuple(out.stride())

@@ -1,9 +1,9 @@
 """The native autograd node: an autograd node in C++ that joins the forward and backward graphs of a region.
 
-The graphs are AOTAutograd's or of a joint trace (`joint.py`). AOTAutograd's Python runtime between them is skipped where
-it would only pass tensors on: for regions that write no input visible to autograd and whose results are fresh tensors. The node in
-`csrc/runtime/autograd/backward_node.h` handles saved tensors, versions, hooks, undefined and unneeded gradients like any
-node of torch.
+The graphs come from AOTAutograd or from a joint trace (`joint_program.py`). AOTAutograd's Python runtime between them is
+skipped where it would only pass tensors on: the region writes no input visible to autograd, and its results are fresh
+tensors. The node (`csrc/runtime/autograd/backward_node.h`) handles saved tensors, versions, hooks, undefined and unneeded
+gradients like any node of torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from staticrt.training.segments import Buckets, Segment, cut, whole
 from staticrt.training.undefined import without_gradients
 
 aten = torch.ops.aten
-# As of `_Segment.make_plan`.
+# See `_Segment.make_plan`.
 _Plan: TypeAlias = tuple[_C.Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]]
 # Output types that autograd treats as fresh tensors.
 _FRESH = ("non_alias", "unsafe_view_alias")
@@ -142,7 +142,7 @@ def make_native_node(
         "detached_inputs": region.detached_inputs,
     }
     for segment in segments:
-        # Of several results, a loss among them, few get a gradient: the backward tells which.
+        # Of several results, a loss among them, few get a gradient; which ones is known in the backward.
         if len(segment.compiled.incoming) > 1 and options.executor != "static":
             continue
         default = segment.compiled.plans.get(())

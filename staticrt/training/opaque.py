@@ -1,7 +1,7 @@
 """Opaque inputs: components of tensor subclasses that a graph passes through without reading them.
 
-AOTAutograd flattens a tensor subclass into plain tensors and other objects: a device mesh (DTensor) or the symbol of a
-ragged size (nested tensors). A Program cannot take such objects, so they bypass it.
+AOTAutograd flattens a tensor subclass into plain tensors and other objects, such as the device mesh of a DTensor or the
+symbol of a nested tensor's ragged size. A Program cannot take such objects, so they bypass it.
 """
 
 from __future__ import annotations

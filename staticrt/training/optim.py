@@ -181,7 +181,7 @@ class Recordable:
             value = self.state.get(p, {}).get(name)
             if value is None:
                 raise NotReady("a parameter's first update: torch creates its state in an eager step")
-            # `module.to(dtype)` leaves the state as it was; numbers of a parameter are float32 with any.
+            # `module.to(dtype)` does not convert the state; step counts are float32 for parameters of any dtype.
             if value.dtype != p.dtype and value.shape == p.shape and name != "step":
                 raise CannotTrace(f"{value.dtype} state of a {p.dtype} parameter")
             found.append(value)
@@ -240,7 +240,7 @@ class SGD(Recordable, torch.optim.SGD):
         buffers = self._states(params, "momentum_buffer") if group["momentum"] != 0 else []
         grads = gradients(params)
         torch.ops.staticrt.sgd_(params, grads, buffers, numbers, group["nesterov"], group["maximize"])
-        # torch's foreach=True computes this update in the gradients, where nothing has made copies of them yet.
+        # torch's foreach=True computes this update in place in the gradients, unless they have been copied before.
         is_foreach = group["foreach"] or (group["foreach"] is None and params[0].device.type != "cpu")
         if group["nesterov"] and is_foreach and not (group["maximize"] or group["weight_decay"]):
             momentum = numbers[2]

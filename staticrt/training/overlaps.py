@@ -1,7 +1,7 @@
-"""Writes that depend on how memory is laid out, and views that must not be written.
+"""Writes that depend on the layout of memory, and views that must not be written.
 
-Of those into memory that they also read, eager refuses some, and AOTAutograd writes a copy of the whole instead. Those
-that draw do so in the order of memory, and AOTAutograd's functional forms in another.
+Eager refuses some writes to memory that the operator also reads; AOTAutograd writes a copy instead. In-place operators
+that draw random numbers draw in the order of memory; AOTAutograd's functional forms draw in another order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def draws_by_memory(gm: fx.GraphModule) -> dict[str, str]:
 
 
 def views_of_several(gm: fx.GraphModule) -> dict[str, str]:
-    """Nodes of a Dynamo graph such as `chunk`, which give several views, of which some are results: they run eagerly.
+    """Nodes of a Dynamo graph such as `chunk` that return several views, some of them results: they run eagerly.
 
     Eager refuses a write to such a view. AOTAutograd makes a separate tensor of it, which may be written.
 
@@ -72,7 +72,7 @@ def _memories(node: fx.Node) -> list[int | None]:
 
 
 def _drops_in_place(node: fx.Node) -> bool:
-    """Whether a dropout may fill memory: its last argument says so, or it is one that always does."""
+    """Whether a dropout writes in place: by its last argument, or because it always does."""
     name = getattr(node.target, "__name__", "")
     return "dropout" in name and ("alpha" in name or node.args[3:] not in ((), (False,)))
 
@@ -91,7 +91,7 @@ def _reads_what_it_writes(node: fx.Node) -> bool:
 
 
 def _is_written_back(node: fx.Node, value: fx.Node) -> bool:
-    """Whether a node is the last of the three that Python makes of `x[i] += y`: read, write in place, put back."""
+    """Whether a node is the last of the three that Python makes of `x[i] += y`: read, write in place, assign."""
     if node.target is not operator.setitem or not value.args:
         return False
     piece = value.args[0]
@@ -99,17 +99,17 @@ def _is_written_back(node: fx.Node, value: fx.Node) -> bool:
 
 
 def memory_of(node: fx.Node) -> int | None:
-    """What tells the memory of a value of a Dynamo graph from another's."""
+    """Identifies the memory of a value of a Dynamo graph."""
     return memory_of_value(node.meta.get("example_value"))
 
 
 def shares_written(inputs: Sequence[Any], written: frozenset[int], arguments: Collection[int]) -> bool:
-    """Whether memory that a region writes is another input's too: Dynamo guards only inputs that are one tensor.
+    """Whether an input that a region writes shares memory with another; Dynamo guards only inputs that are one tensor.
 
     Args:
         inputs: of one call.
         written: indices of those that it writes.
-        arguments: indices of tensors that are no weights; two weights are taken to lie apart.
+        arguments: indices of tensors that are not weights; two weights are assumed not to overlap.
     """
     others = range(len(inputs)) if written.intersection(arguments) else arguments
     places = [_place(inputs[i]) for i in written if inputs[i].numel()]

@@ -67,7 +67,7 @@ class Plan:
         self._aliases: list[SavedAlias] = []
         self.num_outputs = len(graph.graph.output_node().args[0])  # type: ignore[arg-type]
         self.num_nodes = sum(node.op == "call_function" for node in graph.graph.nodes)
-        # No custom operators: nothing for AOTAutograd's check of their aliases, which takes no scalars as tensors.
+        # Not custom operators, whose aliases AOTAutograd would check; the check rejects scalars in place of tensors.
         self._is_torchs_only = all(
             node.target.namespace in ("aten", "prims")
             for node in graph.graph.nodes

@@ -66,18 +66,18 @@ class GradEffect:
 
 
 class Recording:
-    """One attempt to record a step. Use `begin`, run the step, `end`; then `restore` whatever happened.
+    """One attempt to record a step. Call `begin`, run the step, `end`; then call `restore` in any case.
 
     Args:
         snapshot: Python state that the step reads; optimisers of torch that it steps are added.
         leaves: parameters known before: those of modules and optimisers that the step's function reaches.
-        twins: optimisers that it reaches, and what records their updates; those of ours record their own.
+        twins: optimisers that it reaches, with what records their updates; ours record their own.
         scalers: gradient scalers that it reaches.
 
     Attributes:
         optimizers: what recorded updates.
         reads: hyperparameters that the step itself read.
-        skip: a tensor that leaves out the update being recorded where it is not 0.
+        skip: a tensor; where it is not 0, the update that is being recorded is skipped.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Recording:
         return {BACKWARD: "is_backward"}
 
     def add_leaf(self, tensor: torch.Tensor) -> None:
-        """Remember the gradient that a leaf has before the step; one that was frozen may have one still."""
+        """Remember the gradient that a leaf has before the step; a frozen leaf may still have one."""
         if not tensor.is_leaf or id(tensor) in self._leaves:
             return
         if tensor.requires_grad or tensor.grad is not None:
@@ -174,7 +174,7 @@ class Recording:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Inside the block what is read of optimisers is not the step's own reading."""
+        """Context manager: reads of optimisers do not count as the step's own."""
         with contextlib.ExitStack() as stack:
             for held in self._held:
                 stack.enter_context(held.unwatched())
@@ -236,7 +236,7 @@ class Recording:
 
 
 def is_capturable_on_the_cpu(optimizer: Any) -> bool:
-    """Whether an optimiser's eager steps raise, as they do not while a compiler runs them."""
+    """Whether an optimiser's eager steps raise an error that they do not raise under a compiler."""
     return any(
         group.get("capturable") and any(p.device.type == "cpu" for p in group["params"])
         for group in optimizer.param_groups

@@ -97,9 +97,9 @@ def lost_aliases(shared: Sequence[tuple[int, int]], metadata: Any) -> str:
 
 
 def merged_inputs(inputs: Sequence[Any], metadata: Any) -> str:
-    """Why a region that writes memory of several inputs runs eagerly; "" if there is no such.
+    """Why a region that writes memory which several inputs share runs eagerly; "" if it does not.
 
-    AOTAutograd passes one tensor in their place, from which it takes views and gradients that may not be eager's.
+    AOTAutograd passes one tensor in their place; its views and gradients may differ from eager's.
 
     Args:
         inputs: the region's example inputs.

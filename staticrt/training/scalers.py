@@ -1,7 +1,7 @@
 """torch's gradient scalers in compiled steps.
 
-A scaler asks Python whether a gradient is infinite, and leaves out the update then. While a step is recorded, the update is
-recorded with that as a condition, so that the graph serves both.
+A scaler checks in Python whether a gradient is infinite, and skips the update if so. While a step is recorded, the update
+is recorded with that condition, so that one graph serves both cases.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HeldScaler:
     Args:
         scaler: one of torch's.
         is_recordable: whether the calling thread records updates of an optimiser.
-        update: records an update of an optimiser by some arguments, left out where a tensor is not 0.
+        update: records an optimiser's update with given arguments; the update is skipped where a tensor is not 0.
     """
 
     def __init__(

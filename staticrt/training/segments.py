@@ -1,9 +1,9 @@
 """Cuts a backward graph where a bucket of gradients is complete, which `DistributedDataParallel` then reduces.
 
-Each segment is run by an autograd node of its own: autograd hands out the gradients of one before it runs the next. A
-cut lies between two of eager's autograd nodes, since eager hands out no gradient before the node that computes it has
-ended: what then happens to the parameter cannot change what the node reads. Values that later segments need are
-handed on from node to node like gradients. Views and cheap values of the forward are computed again.
+Each segment has its own autograd node: autograd accumulates the gradients of one before it runs the next. A cut lies
+between two of eager's autograd nodes, because eager accumulates a gradient only after the node that computes it has
+ended, so that changes of the parameter in a hook do not affect what the node reads. Values that later segments need are
+passed from node to node like gradients. Views and cheap values of the forward are computed again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Segment:
 
     Args:
         graph: its inputs are saved values, then incoming gradients and values of earlier segments; its outputs a
-            gradient per input of the region, None for those of other segments, then values for the next segment.
+            gradient per input of the region (None in other segments), then values for the next segment.
         saved: which of the values saved for the whole backward it takes.
         num_incoming: inputs that are not saved.
-        inputs: inputs of the region whose gradients it hands out, in the order in which eager has them.
+        inputs: inputs of the region whose gradients it computes, in eager's order.
         leads: of a later segment, for each value of earlier ones, the inputs whose gradients depend on it.
     """
 
@@ -48,7 +48,7 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True)
 class Buckets:
-    """How gradients are reduced.
+    """How gradients are grouped for reduction.
 
     Args:
         limits: bytes from which on each bucket of gradients is full; the last holds for all further ones.
@@ -177,7 +177,7 @@ class _Backward:
     def reads(
         self, begin: int, end: int, outgoing: Sequence[fx.Node]
     ) -> tuple[list[fx.Node], dict[fx.Node, int]]:
-        """What the operators of a segment, and what it hands on, read of earlier segments, and of what is saved."""
+        """The values of earlier segments, and the saved values, that a segment reads or passes on."""
         stack = [source for node in self.nodes[begin:end] for source in node.all_input_nodes]
         stack += outgoing
         stack += [g for g in self._gradients if begin == 0 and isinstance(g, fx.Node) and self._place[g] < 0]

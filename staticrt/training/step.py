@@ -52,7 +52,7 @@ class CompiledStep:
         self._options = options
         self._variants: list[Variant] = []
         self._failures: dict[Any, tuple[int, Failure]] = {}
-        # Keys of calls in which data decides what is broadcast, which a trace only checks.
+        # Keys of calls in which data decides what is broadcast; a trace only checks that.
         self._assumes: set[Any] = set()
         self._eager = EagerCalls(function, self._name)
         self._lock = locks.reentrant()
@@ -95,7 +95,7 @@ class CompiledStep:
         )
         return Explanation(self._name, tuple(v.report() for v in self._variants), eager, notes)
 
-    # -- calls that no variant serves at once ----------------------------------------------------------------------
+    # -- calls that the fast path does not serve --------------------------------------------------------------------
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         reason = eager_reason()
@@ -208,7 +208,7 @@ class CompiledStep:
         modules, optimizers, scalers = reachable(self.function, walked)
         twins = [(each, each if isinstance(each, Recordable) else twin_of(each)) for each in optimizers]
         twins = [(optimizer, twin) for optimizer, twin in twins if twin is not None]
-        # The variant guards those with a twin. Those that only the run meets are recorded as their code says.
+        # The variant guards optimisers with a twin. Those that only the run finds are recorded as their code says.
         held = {id(optimizer) for optimizer, _twin in twins}
         snapshot = Snapshot([("", self.function)], leaves_out=lambda value: id(value) in held)
         snapshot.compares_facts = False  # a step itself changes gradients and versions

@@ -1,8 +1,8 @@
 """torch's own optimisers in compiled steps.
 
-While a step is recorded, a class of `optim.py` stands in for each of them. It shares the optimiser's attributes, and its updates
-read the learning rate from a tensor, so that a schedule never changes the graph. `foreach` and `fused` say how torch
-computes, not what: updates are recorded the same way with any of them.
+While a step is recorded, a class of `optim.py` replaces each of them. It shares the optimiser's attributes, and its
+updates read the learning rate from a tensor, so that a schedule never changes the graph. Updates are recorded the same
+way with `foreach` or `fused`, which select an implementation and not another result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OneByOne(Recordable):
         kept = [dict(group) for group in self.param_groups]
         try:
             for group, numbers in zip(self.param_groups, numbers_of_groups, strict=False):
-                # A list of parameters cannot be divided by numbers that only a run knows.
+                # The foreach loops divide lists of tensors by numbers, which must be known while the step is recorded.
                 group.update(
                     lr=numbers[0].item(), **{key: False for key in ("foreach", "fused") if key in group}
                 )
@@ -111,7 +111,7 @@ class ASGD(Recordable, torch.optim.ASGD):
 
 
 class Adafactor(Recordable, torch.optim.Adafactor):
-    """`torch.optim.Adafactor`, whose rates depend on norms of the parameters, computed without numbers of Python's."""
+    """`torch.optim.Adafactor`, whose rates depend on norms of the parameters, computed without Python numbers."""
 
     numbers = ("lr", "beta2_decay", "d")
 
@@ -165,7 +165,7 @@ class LBFGS(Recordable, torch.optim.LBFGS):
 
 
 def _max(number: torch.Tensor, least: float) -> torch.Tensor:
-    """As Python's `max(least, number)`, also of NaN."""
+    """As Python's `max(least, number)`, also for NaN."""
     return torch.where(number > least, number, least)
 
 
@@ -202,9 +202,9 @@ _ATTRIBUTES = frozenset(
 
 
 def twin_of(optimizer: Any) -> Recordable | None:
-    """What stands in for one of torch's optimisers while a step is recorded; None: its own code is recorded.
+    """The stand-in for one of torch's optimisers while a step is recorded; None: its own code is recorded.
 
-    An optimiser with hooks or a `step` that is not torch's has none, nor has one with attributes beyond torch's, which
+    There is none for an optimiser with hooks, with a `step` that is not torch's, with attributes beyond torch's, which
     code may read, or with hyperparameters in tensors, which the step may compute.
     """
     kind: Any = type(optimizer)
@@ -234,7 +234,7 @@ def _is_of_torch(function: Any) -> bool:
 
 
 def has_twin(value: Any) -> bool:
-    """Whether `twin_of` an object gives one, or one stands in for it now."""
+    """Whether `twin_of` returns a stand-in for an object, or one is in place now."""
     if not isinstance(value, torch.optim.Optimizer):
         return False
     return isinstance(vars(value).get("step"), StandIn) or twin_of(value) is not None

@@ -1,4 +1,4 @@
-"""Results that are not read: eager draws their random numbers and raises their errors, AOTAutograd leaves them out."""
+"""Operators whose results are not read: eager still draws random numbers and raises errors; AOTAutograd removes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from staticrt.training.graph_split import draws, writes
 
 
 def unread_effects(gm: fx.GraphModule) -> dict[str, str]:
-    """Nodes of a Dynamo graph that have to run, although nothing reads their results: eagerly, each by itself.
+    """Nodes of a Dynamo graph that have to run although nothing reads their results; each runs eagerly.
 
     Returns:
         Why, by their names.

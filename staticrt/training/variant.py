@@ -129,7 +129,7 @@ class Variant:
         return share_memory(self.traced, leaves)
 
     def beyond(self, error: Exception) -> str:
-        """Why eager is asked after a run raised an error, see `beyond_trace`."""
+        """Why the call runs eagerly after a run raised an error, see `beyond_trace`."""
         return beyond_trace(error, self._entry)
 
     # -- tensors that may be replaced ----------------------------------------------------------------------------------
@@ -184,10 +184,10 @@ class Variant:
     # -- running -------------------------------------------------------------------------------------------------------
 
     def run(self, call: Call) -> Any:
-        """Run a call, and teach the fast path to serve equal calls, whatever their data.
+        """Run a call, and let the fast path serve later calls of the same structure.
 
         Raises:
-            OtherDecision: data decided otherwise than when the step was recorded; nothing was changed.
+            OtherDecision: data took another branch than when the step was recorded; nothing was changed.
         """
         traced, entry = self.traced, self._entry
         leaves = call.leaves
