@@ -21,9 +21,9 @@ from staticrt.shapes.size_nodes import new_size
 def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """How a tensor's strides follow from its sizes; None: contiguous.
 
-    Dimensions from the outermost stride to the innermost; a dimension is written as `d` where its stride is the
-    product of the sizes inside it, as `~d` where it is a number of its own, and as `d + 1000` where it is 0.
-    Two tensors of one layout take the same paths in operators that look at strides.
+    Lists the dimensions from the outermost stride to the innermost: `d` if the stride is the product of the sizes inside
+    it, `~d` if it is any other number, and `d + 1000` if it is 0. Operators that look at strides treat two tensors of
+    one layout alike.
     """
     if tensor.is_contiguous():
         return None
@@ -45,7 +45,7 @@ def layout_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 @dataclasses.dataclass
 class FakeInputs:
-    """The fakes of the caller's leaves, and what their symbols mean."""
+    """The fakes of the caller's leaves, and where the values of their symbols come from."""
 
     leaves: list[Any]
     symbols: dict[Any, SizeSymbol]  # symbol -> where the caller's value is found
@@ -57,7 +57,7 @@ _LETTERS = {"size": "s", "stride": "p", "value": "v"}
 
 
 class _Size(Source):
-    """Where a symbol comes from: only a name, because torch makes no guards of it."""
+    """The source of a symbol: only a name, because torch generates no guards from it."""
 
     def __init__(self, name: str) -> None:
         self._text = name
@@ -140,7 +140,7 @@ class FakeMaker:
                 continue
             dim = code if code >= 0 else ~code
             if code < 0:
-                # Among dimensions that overlap, sizes decide which of two equal strides is the inner one.
+                # Of two equal strides of overlapping dimensions, the sizes decide which is the inner one.
                 overlaps = real.stride(dim) < reached
                 expected = self._symbol(index, "stride", dim, real.stride(dim), constant[dim] or overlaps)
             # The stride of one element is arbitrary, but may decide the memory format of results.

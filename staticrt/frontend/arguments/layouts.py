@@ -1,4 +1,4 @@
-"""What an object of any class holds, and how to make one like it, where pytree and its `__dict__` do not suffice.
+"""The contents of an object of any class, and how to make a copy, where pytree and `__dict__` do not suffice.
 
 An object holds what its builtin base class does (items, keys), its slots and its attributes. Nothing here calls a method
 that a class overrides.
@@ -35,7 +35,7 @@ _HEAP_TYPE = 1 << 9
 
 
 class Identical:
-    """Something that is equal to itself only, and needs no hash."""
+    """A wrapper that equals only itself and needs no hash."""
 
     __slots__ = ("value",)
 
@@ -49,7 +49,7 @@ class Identical:
 
 
 class Layout(NamedTuple):
-    """How the children of an object lie in it.
+    """How an object holds its children.
 
     Args:
         base: the builtin class that holds its items, or whose only object it can be made as.
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 
 
 def base_of(kind: type) -> type | None:
-    """The builtin class that holds the contents of a class's objects besides attributes; None: there is none."""
+    """The builtin base class that holds the contents of a class's objects besides attributes; None if there is none."""
     base: Any = kind
     while base not in _MUTABLE and base not in _FIXED:
         if not base.__flags__ & _HEAP_TYPE:
@@ -79,7 +79,7 @@ def base_of(kind: type) -> type | None:
 
 
 def apart(value: Any) -> tuple[list[Any], Layout] | None:
-    """What an object holds; None where its class hides some of that."""
+    """The contents of an object; None if its class hides some of them."""
     kind = type(value)
     base: Any = base_of(kind)
     if base is None or (base is object and not (kind.__dictoffset__ or _members(kind))):
@@ -133,7 +133,7 @@ def _is_constant(key: Any) -> bool:
 
 
 def part_of_result(value: Any) -> tuple[list[Any], Layout] | None:
-    """As `apart`, also for what only results hold: functions, methods, slices, iterators."""
+    """As `apart`, also for objects that only results hold: functions, methods, slices, iterators."""
     kind = type(value)
     if isinstance(value, functools.partial):
         return _with_attributes(value, [value.func, value.args, value.keywords], Layout(functools.partial, 3))
@@ -157,7 +157,7 @@ def part_of_result(value: Any) -> tuple[list[Any], Layout] | None:
 
 
 def _function(value: types.FunctionType) -> tuple[list[Any], Layout] | None:
-    """A function made by another: its code, and what it closes over."""
+    """A function made by another function: its code and its closure."""
     code = value.__code__
     shared = [i for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")]
     if any(instruction.argval in code.co_freevars for instruction in shared):
@@ -191,7 +191,7 @@ def _members(kind: Any) -> dict[str, types.MemberDescriptorType]:
 
 
 def begin(kind: type, layout: Layout) -> Any:
-    """An object that holds nothing yet; None for those that are made of what they hold."""
+    """An empty object; None for objects that need their contents when they are made."""
     base: Any = layout.base
     if base is types.FunctionType:
         code, scope, name, qualname, _named = layout.extra
@@ -208,7 +208,7 @@ def begin(kind: type, layout: Layout) -> Any:
 
 
 def finish(kind: type, layout: Layout, made: Any, values: Sequence[Any]) -> Any:
-    """Put what it holds into an object that `begin` made; returns the object."""
+    """Fill an object that `begin` made; returns the object."""
     base: Any = layout.base
     items = list(values[: layout.size])
     rest = values[layout.size :]
@@ -261,7 +261,7 @@ def _of_items(kind: Any, layout: Layout, items: list[Any]) -> Any:
 
 
 def replace(container: Any, like: Any) -> None:
-    """Make a mutable object hold what another one of its class holds."""
+    """Replace the contents of a mutable object by those of another one of its class."""
     found = apart(like)
     assert found is not None
     children, layout = found

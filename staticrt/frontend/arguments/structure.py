@@ -1,8 +1,7 @@
 """Flat leaves and structure of arguments and results.
 
-Like a pytree, and uses its registry, but it also takes plain objects that hold tensors apart (caches,
-unregistered dataclasses), keeps shared containers shared, and tells which of the caller's containers a model
-changed.
+Like a pytree, whose registry it uses. It also flattens plain objects that hold tensors (caches, unregistered dataclasses),
+keeps shared containers shared, and finds the caller's containers that a model changed.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ _PLAIN = (
     torch.SymFloat,
     torch.SymBool,
 )
-# Results hold these only if they existed before the call: each call of eager makes new ones.
+# A result may hold these only if they existed before the call, because each eager call makes new ones.
 _NOT_REMADE = (torch.nn.Module, types.ModuleType, type)
 _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, torch.nn.Module)
-# Types of plain objects that held tensors once: taken apart when empty too. A new cache per prompt is one call.
+# Types of plain objects that have held tensors: flattened even if empty, so that an empty cache has the same structure.
 _HOLDERS: weakref.WeakSet[type] = weakref.WeakSet()
 
 
@@ -113,7 +112,7 @@ class Flattener:
     """Takes values apart. One instance per call, so that it finds shared containers.
 
     Args:
-        known: id of a container -> its number among the caller's containers; met, it becomes a reference.
+        known: id of a container -> its number among the caller's containers; such a container becomes a reference.
         opaque: ids of objects that stay leaves.
         is_new: whether the call made this object of its result, which then has to be made in every call.
     """
@@ -136,7 +135,7 @@ class Flattener:
         """Append the leaves of `value`; return its structure.
 
         Raises:
-            CannotTrace: a result cannot be made anew.
+            CannotTrace: a result cannot be rebuilt in later calls.
         """
         kind = type(value)
         if isinstance(value, _PLAIN) and not (
@@ -265,7 +264,7 @@ def holds_tensors(value: Any, depth: int = 0) -> bool:
 
 
 def take_apart(value: Any) -> bool:
-    """From now on take objects of this type apart, tensors or not: calls change what they hold.
+    """From now on flatten objects of this type, with or without tensors, because calls change them.
 
     Returns:
         Whether that is new and possible: a plain object whose attributes all lie in its dict.
@@ -356,7 +355,7 @@ def contents(container: Any) -> Any:
 
 
 def same_contents(before: list[tuple[Any, Any]], after: list[tuple[Any, Any]]) -> bool:
-    """Whether two results of `contents` hold the very same items."""
+    """Whether two results of `contents` hold the same objects."""
     return (
         len(before) == len(after)
         and all(a is b or a == b for (a, _x), (b, _y) in zip(before, after, strict=True))

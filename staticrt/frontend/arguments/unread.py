@@ -1,9 +1,9 @@
-"""Objects of extension classes that an argument holds beside its tensors, and that no model has read yet.
+"""Objects of extension classes that an argument holds besides its tensors, and that no model has read yet.
 
-The result of a tokenizer also holds the tokenizer's own records, which each call makes anew. Compared by identity, they
-would need another trace in each call. So a trace gets *stand-ins* for them, and holds for any object of the class.
-A model that does anything with a stand-in besides asking for its class stops the trace; from then on objects of that
-class are compared by identity.
+The result of a tokenizer also holds the tokenizer's own records, which are new objects in each call. If they were compared
+by identity, each call would need another trace. So a trace gets *stand-ins* for them, and it serves any object of the
+class. If the model uses a stand-in for anything but its class, the trace ends, and from then on objects of that class are
+compared by identity.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
-generators; the greatest of tensors; numpy arrays that are changed; texts of numbers.
+"""Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
+generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers.
 
-A function in which that may show runs eagerly; the functions that it calls are compiled.
+A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 
 class Differs(BaseException):
-    """Dynamo meets such a function; no `except Exception` of torch catches it. Its text is for `explain()`."""
+    """Dynamo compiles such a function. Not an `Exception`, so that torch does not catch it; the text is for `explain()`."""
 
 
 class _Local(threading.local):
@@ -30,7 +30,7 @@ class _Local(threading.local):
 
 _local = _Local()
 _POLYFILLS = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "polyfills") + os.sep
-# Methods of sets that may take members out of a table, which leaves others away from the places of their hashes. The
+# Methods of sets that may remove members from the table, so that others are not at the positions of their hashes. The
 # operators call these too; that of an intersection makes a new table.
 _REMOVING = frozenset(
     {
@@ -45,13 +45,13 @@ _IN_PLACE = frozenset(
         *("and", "or", "xor", "lshift", "rshift"),
     )
 )
-# Builtins to which the order of a set makes no difference.
+# Builtins whose result does not depend on the order of a set.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
 
 
 @contextlib.contextmanager
 def refused(may_split: bool) -> Iterator[None]:
-    """Within, such a function raises `Differs` in this thread, unless Dynamo has to compile everything."""
+    """Context manager: such a function raises `Differs` in this thread, unless Dynamo has to compile everything."""
     _patch()
     before = _local.refuses, _local.removes
     _local.refuses, _local.removes = may_split, False
@@ -64,9 +64,9 @@ def refused(may_split: bool) -> Iterator[None]:
 def of_graph(gm: torch.fx.GraphModule) -> str:
     """Why a graph of Dynamo has to run as it is; empty: it may be traced.
 
-    Levels of forward-mode differentiation are the process's, not a thread's: a trace that fails between the calls that begin
-    and end one would leave it to eager code. An autocast block within one of another dtype takes that one's casts of
-    parameters, of which AOTAutograd keeps none.
+    Levels of forward-mode differentiation belong to the process, not to a thread: a trace that fails between the calls that
+    begin and end one would leave it active. An autocast block inside one of another dtype reuses the outer block's casts of
+    parameters, which AOTAutograd does not keep.
     """
     dtypes = {torch.get_autocast_dtype("cpu")} if torch.is_autocast_enabled("cpu") else set()
     depth = 0
@@ -89,7 +89,7 @@ def of_graph(gm: torch.fx.GraphModule) -> str:
 
 @functools.cache
 def _patch() -> None:
-    """Patch Dynamo, once in a process and for good: it raises in threads that have asked for it."""
+    """Patch Dynamo, once per process and permanently: it raises in threads inside `refused`."""
     from torch._dynamo import side_effects, symbolic_convert, variables
     from torch._dynamo.variables import functions, lists
 
@@ -148,7 +148,7 @@ def _unchecked(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _iterates(members: Any, tx: Any, *_args: Any) -> None:
-    """Dynamo goes through a set, in the order in which its members were added."""
+    """Dynamo iterates over a set in the order in which its members were added."""
     if members.python_type() not in (set, frozenset) or len(members.items) < 2:
         return
     if members.source is not None and not tx.output.side_effects.is_modified(members):
@@ -159,7 +159,7 @@ def _iterates(members: Any, tx: Any, *_args: Any) -> None:
 
 
 def _extends(_items: Any, tx: Any, name: str, args: list[Any], *_rest: Any) -> None:
-    """`list()` and `extend` of torch 2.13 take what a set holds without going through it."""
+    """`list()` and `extend` of torch 2.13 read the members of a set without iterating over it."""
     from torch._dynamo.variables import SetVariable  # type: ignore[attr-defined]
 
     if name == "extend" and args and isinstance(args[0], SetVariable):
@@ -167,7 +167,7 @@ def _extends(_items: Any, tx: Any, name: str, args: list[Any], *_rest: Any) -> N
 
 
 def _writes_back(members: Any, *_args: Any) -> None:
-    """Dynamo makes a set, or gives one that was there its members anew, or those that were added."""
+    """Dynamo makes a set, or updates the members of an existing one."""
     if members.python_type() not in (set, frozenset) or len(members.items) < 2:
         return
     if members.source is None:
@@ -187,13 +187,13 @@ def _subtracts(*_args: Any) -> None:
 
 
 def _check_order(members: Any) -> None:
-    # Of a set that was there nobody knows which members it has lost.
+    # It is unknown which members an existing set has lost.
     if members.source is not None or _local.removes or not _is_ordered([key.vt for key in members.items]):
         raise Differs("Dynamo keeps the members of a set in another order than Python")
 
 
 def _chooses(_builtin: Any, _tx: Any, *values: Any) -> None:
-    """Dynamo computes `max(a, b)`, where Python gives one of the two tensors itself."""
+    """Dynamo computes `max(a, b)`; Python returns one of the two tensors itself."""
     from torch._dynamo.variables import TensorVariable, UnspecializedPythonVariable  # type: ignore[attr-defined]
 
     if any(isinstance(v, TensorVariable) and not isinstance(v, UnspecializedPythonVariable) for v in values):
@@ -207,13 +207,13 @@ def _changes_array(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
 
 
 def _formats(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
-    """`format(n, "03d")` gives Dynamo the number."""
+    """Dynamo returns the number for `format(n, "03d")`."""
     if builtin.fn is format and len(args) > 1:
         raise Differs("Dynamo formats a number otherwise")
 
 
 def _shows(tx: Any, *_args: Any) -> None:
-    """Dynamo hands on the number where a text has no other part, as `f"{n:.2f}"`."""
+    """Dynamo returns the number where it is the only part of a text, as in `f"{n:.2f}"`."""
     from torch._dynamo.variables import SymNodeVariable  # type: ignore[attr-defined]
 
     value = tx.stack[-1]
@@ -222,7 +222,7 @@ def _shows(tx: Any, *_args: Any) -> None:
 
 
 def _drains(value: Any, *_args: Any) -> None:
-    """Dynamo makes a tuple of all that a generator yields, where it leaves the graph or the function returns it."""
+    """Dynamo runs a generator to its end where it leaves the graph or the function returns it."""
     from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 
     value = value.stack[-1] if hasattr(value, "stack") else value
@@ -231,7 +231,7 @@ def _drains(value: Any, *_args: Any) -> None:
 
 
 def _delegates(function: Any, *_args: Any) -> None:
-    """Dynamo calls a generator function: what `yield from` gives is None to it."""
+    """Dynamo calls a generator function, in which the value of `yield from` is None for Dynamo."""
     steps = list(dis.get_instructions(function.get_code()))
     places = {step.offset: index for index, step in enumerate(steps)}
     for ended in [places[step.argval] for step in steps if step.opname == "SEND"]:
@@ -241,8 +241,10 @@ def _delegates(function: Any, *_args: Any) -> None:
 
 
 def _is_ordered(members: list[Any]) -> bool:
-    """Whether a set has its members in this order, in whatever order they came into it: a table of any size has them at the
-    places of their hashes, each at its own. Small integers in ascending order have that; two strings hardly ever.
+    """Whether a set has its members in this order, independent of the order in which they were added.
+
+    In a table of any size, each member is at the position of its hash. This holds for small integers in ascending order,
+    and hardly ever for two strings.
     """
     if not all(member.is_python_constant() for member in members):
         return False
@@ -253,7 +255,7 @@ def _is_ordered(members: list[Any]) -> bool:
 
 
 def _stores(effects: Any, item: Any, name: str, value: Any, *_args: Any) -> None:
-    """Dynamo stores an attribute: a deleted one takes its former place again."""
+    """Dynamo stores an attribute; one that was deleted gets its former position again."""
     from torch._dynamo.variables import DeletedVariable
 
     last = effects.store_attr_mutations.get(item, {}).get(name)

@@ -218,7 +218,7 @@ def _interruptible() -> Iterator[None]:
 
 @functools.cache
 def _check_each_step() -> None:
-    """Let Dynamo check the account of the thread at each instruction, permanently: without an account nothing is checked."""
+    """Let Dynamo check the time budget of the thread at each instruction. Permanent; a thread without one is not checked."""
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 
     step = InstructionTranslatorBase.step
@@ -257,8 +257,8 @@ def known_inputs(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> KnownInputs
 def without_attributes(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, tuple[str, ...]]:
     """The graph with the tensors that it holds as attributes as further arguments, and the names of these.
 
-    Dynamo gives an optimiser's state to its graph this way, and takes it away again when the optimiser is gone. A trace
-    of the graph would keep it.
+    Dynamo passes an optimiser's state to its graph this way, and removes it when the optimiser is deleted. A trace of the
+    graph would keep it alive.
     """
     held = {
         str(node.target)

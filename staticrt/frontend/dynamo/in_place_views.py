@@ -1,8 +1,7 @@
 """In-place views, which Dynamo records without noting the new sizes.
 
-`x.t_()` leaves what Dynamo knows of `x`, and `x.shape` read later is the old one: with every backend. What `aten.t_(x)`
-changes of an argument does not reach the caller. Mended where the graphs come to us; Dynamo for other backends stays as it
-is.
+After `x.t_()`, Dynamo still returns the old `x.shape`, with every backend, and the change of an argument by `aten.t_(x)`
+does not reach the caller. This is corrected only in graphs for our backend.
 """
 
 from __future__ import annotations

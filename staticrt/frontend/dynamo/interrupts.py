@@ -1,7 +1,7 @@
 """Errors of signal handlers and Ctrl-C while Dynamo and AOTAutograd work for us.
 
-Dynamo catches most errors, and either goes on without compiled code or raises its own. An error of a handler says
-nothing of the model: it is for the caller.
+Dynamo catches most errors, and either continues without compiled code or raises its own. An error of a signal handler is
+not an error of the model; it must reach the caller.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def delivering(run: Callable[[], T]) -> T:
-    """What `run` returns; what a signal handler raises meanwhile leaves here, also where code on its way catches it."""
+    """The result of `run`. Raises what a signal handler raises meanwhile, even if code in between catches it."""
     signal_handlers()
     answer_devices()
     return _C.deliver_signal_errors(run)
@@ -38,7 +38,7 @@ def _unwrapped() -> Callable[[Exception], Exception]:
     from torch._dynamo.exc import ShortenTraceback
 
     class Unwrapped(ShortenTraceback):
-        """Dynamo raises these on, and in the end what they are without its own frames."""
+        """An error that Dynamo passes on; at the end it raises the original error without its own frames."""
 
         def __init__(self, error: Exception) -> None:
             super().__init__(str(error), first_useful_frame=None)

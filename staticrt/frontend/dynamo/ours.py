@@ -9,7 +9,7 @@ _INNER = ("__wrapped__", "compiler_fn", "func", "backend_compile_fn", "__self__"
 
 
 def is_for_us(graph: Any) -> bool:
-    """Whether what Dynamo makes of an `OutputGraph` goes to our backend."""
+    """Whether Dynamo compiles an `OutputGraph` with our backend."""
     backend = getattr(graph, "compiler_fn", None)
     for _ in range(8):  # wrappers
         if str(getattr(backend, "__module__", "")).startswith("staticrt."):

@@ -1,4 +1,4 @@
-"""`torch._dynamo.reset()` also releases what was compiled of Dynamo's graphs.
+"""`torch._dynamo.reset()` also releases graphs of Dynamo that we compiled.
 
 Dynamo names the functions that it resumes after graph breaks, and the compiled graphs that they call, in the globals of the
 module they are of, and never removes them. One of our graphs would keep arenas and packed weights.
@@ -17,7 +17,7 @@ class CompiledGraph(Protocol):
     """A graph of Dynamo, compiled."""
 
     def release(self) -> None:
-        """Drop what was compiled. A call is still answered."""
+        """Drop what was compiled. Later calls still work."""
 
 
 def release_at_reset(graph: CompiledGraph) -> None:

@@ -1,7 +1,7 @@
-"""The entries of `functools.lru_cache`: eager finds there what a trace has computed or found once.
+"""The entries of `functools.lru_cache`, in which eager finds what a trace has computed or found once.
 
-A call counts as a hit or as a miss, and a bounded cache orders its entries by their last call. So it is known afterwards
-which entries the calls of a run may have found or made. A trace holds while these entries exist; there may be more.
+A cache counts hits and misses, and a bounded cache orders its entries by their last call. This shows after a run which
+entries its calls may have found or made. A trace is valid while these entries exist; there may be more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FIRST, _STEP, _FOLLOWING = _places()
 
 
 def entries_of(cache: Cache) -> list[Entry]:
-    """Those of a bounded cache from the one that was called for least lately, of others in the order they were made."""
+    """The entries of a bounded cache, least recently used first; those of others in the order of insertion."""
     found, end = _listed(cache)
     if _is_bounded(cache):
         return list(zip(found[_FIRST:end:_STEP], found[_FIRST + 1 : end : _STEP], strict=True))
@@ -52,14 +52,14 @@ def entries_of(cache: Cache) -> list[Entry]:
 
 
 def table_of(cache: Cache) -> dict[Any, Any]:
-    """By key: the place of a bounded cache's result in the order of calls; of others, the result."""
+    """By key: the link of a bounded cache in its order of calls; for other caches, the result."""
     found, end = _listed(cache)
     table: dict[Any, Any] = found[end]
     return table
 
 
 def _listed(cache: Cache) -> tuple[list[Any], int]:
-    """What a cache refers to, and where its entries in the order of calls end."""
+    """The objects that a cache refers to, and the end of its list of entries in the order of calls."""
     found = gc.get_referents(cache)
     count = (len(found) - _FIRST - _FOLLOWING + 1) // _STEP  # who made it in C gave it no attributes
     return found, _FIRST + count * _STEP
@@ -70,7 +70,7 @@ def _is_bounded(cache: Cache) -> bool:
 
 
 class CacheRecord(Compared):
-    """That a cache holds what the calls of a run found in it, or left there.
+    """A cache still holds the entries that the calls of a run found or made.
 
     Args:
         path: of the cache.
@@ -94,11 +94,11 @@ class CacheRecord(Compared):
             self.part = "scopes"
 
     def results(self) -> list[Any]:
-        """What the cache holds that could change; of many, what was called for last."""
+        """Results in the cache that could change; if there are many, the most recently used ones."""
         return [value for _key, value in self._before if not is_plain(value)][-tuning.MAX_CACHED_RESULTS :]
 
     def used(self) -> list[Entry]:
-        """The entries that calls since then may have found or left."""
+        """The entries that calls since then may have found or made."""
         calls = self._calls()
         if calls == 0:
             return []
@@ -118,7 +118,7 @@ class CacheRecord(Compared):
         return None if emptied else hits + misses
 
     def changes(self) -> Iterable[str]:
-        """What calls found is gone, or what they left could have been changed since, of which the snapshot knows nothing."""
+        """Entries that calls found are gone, or entries that they made may have changed since without a record."""
         calls, bound = self._calls(), self._info.maxsize
         lost = calls is None or (
             bound and calls > bound and not _holds_all(entries_of(self.cache), self._before)
@@ -126,18 +126,18 @@ class CacheRecord(Compared):
         return [f"the cache of {self.name}"] if lost or self._unknown() else []
 
     def _unknown(self) -> list[Entry]:
-        """Entries that calls left, which could have been changed since. What is fake is taken out anyway."""
+        """Entries that calls made and that may have changed since. Fake ones are removed in any case."""
         found = [entry for entry in self.used() if not is_plain(entry[1]) and not self._knows(id(entry[1]))]
         return [entry for entry in found if not holds_fakes(entry[1])]
 
     def restore(self) -> None:
-        """What a cache has dropped cannot be put back; what calls made and could have been changed is made anew."""
+        """Dropped entries cannot be restored; entries that calls made and that may have changed are removed."""
         if unknown := self._unknown():
             before = {id(value) for _key, value in self._before}
             take_out(self.cache, [entry for entry in unknown if id(entry[1]) not in before])
 
     def empty(self) -> None:
-        """Take out what calls made: it is known no more what else they did."""
+        """Remove the entries that calls made, because their other effects have been undone."""
         before = {(id(key), id(value)) for key, value in self._before}
         made = [each for each in entries_of(self.cache) if (id(each[0]), id(each[1])) not in before]
         take_out(self.cache, made)
@@ -190,7 +190,7 @@ def _flat(value: Any) -> Iterable[Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value cannot change, nor be told from another one that equals it."""
+    """Whether a value cannot change and is interchangeable with an equal one."""
     return all(map(is_plain, value)) if type(value) is tuple else is_leaf(value)
 
 

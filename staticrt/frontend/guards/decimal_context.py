@@ -16,7 +16,7 @@ def is_decimal(value: Any) -> bool:
 
 
 class DecimalContextRecord:
-    """The settings, traps and flags of the current context, which is another one in each thread."""
+    """The settings, traps and flags of the current context; each thread has its own."""
 
     part = ""
 

@@ -32,7 +32,7 @@ _EFFECT = _C.CallWatcher.EFFECT
 _LOUD = _C.CallWatcher.LOUD_EFFECT
 
 _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
-# What Dynamo does while it compiles, and not in later calls; or otherwise, as it puts no item of a dict to the end.
+# Functions that Dynamo runs only while it compiles, or runs differently: it does not move an item of a dict to the end.
 MISSED_BY_DYNAMO = frozenset(
     {
         *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
@@ -127,7 +127,7 @@ _LOCKS: tuple[type, ...] = (
     *(_thread.LockType, _thread.RLock, threading.Condition),
     *(threading.Semaphore, threading.Event, threading.Barrier),
 )
-# Callables whose calls a profiler sees, or that do nothing besides calling what it sees.
+# Callables whose calls a profiler sees, or that only call functions that it sees.
 _TOLD_TYPES = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type),
     *(types.WrapperDescriptorType, types.MethodWrapperType, types.ClassMethodDescriptorType),
@@ -231,7 +231,7 @@ _LOGGING = frozenset({"_log", "handle", "callHandlers", "setLevel", "addHandler"
 
 @functools.cache
 def library_module(filename: str) -> str | None:
-    """The top-level module of Python's own library that a file belongs to; None: it is of no such module."""
+    """The top-level module of Python's library that a file belongs to; None for other files."""
     if filename.startswith("<frozen "):
         return filename[len("<frozen ") : -1].partition(".")[0]
     path = os.path.abspath(filename)
@@ -252,7 +252,7 @@ def library_effect(module: str, function: str) -> str | None:
 
 
 def looks_at_types(module: str, function: str) -> bool:
-    """Whether a Python function of Python's own library tells symbolic numbers from numbers, in C or by their classes."""
+    """Whether a function of Python's library treats symbolic numbers differently from numbers, in C or by their classes."""
     return module == "json" or (module == "functools" and function in ("wrapper", "_method"))
 
 
@@ -363,12 +363,12 @@ def _is_called(instructions: list[dis.Instruction], index: int) -> bool:
 
 
 def is_lock(value: Any) -> bool:
-    """Whether threads wait for each other by a value: no graph takes a lock, and C takes that of a `with` unseen."""
+    """Whether a value is a lock or the like. Graphs take no locks, and profilers do not see that `with` takes one."""
     return isinstance(value, _LOCKS)
 
 
 def missed_by_dynamo(function: Any) -> bool:
-    """Whether a C function's effect, of code that Dynamo splits, happens less often than in eager."""
+    """Whether a C function in code that Dynamo splits has its effect less often than in eager."""
     return (
         is_own_random(getattr(function, "__self__", None))
         or getattr(function, "__name__", "") in MISSED_BY_DYNAMO

@@ -1,7 +1,7 @@
-"""What a function does on some of its paths only.
+"""Effects that a function has only on some of its paths.
 
-Many libraries keep what their first call finds: a look-up in `sys.modules` or a write to a global lies behind an early
-return. The last instruction of a function that returned shows whether it reached that code.
+Many libraries cache what their first call finds: after that, a function returns before it looks up `sys.modules` or writes
+a global. The last instruction of a function that returned shows whether it reached that code.
 """
 
 from __future__ import annotations

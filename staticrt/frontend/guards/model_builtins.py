@@ -24,12 +24,12 @@ from staticrt.frontend.guards.effects import effect_of
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 # Their abstract classes get members while modules are imported, not by models.
 _LIBRARY_CLASSES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
-# Symbolic numbers are instances of these, and look like the numbers.
+# Symbolic numbers are instances of these and behave like numbers.
 _NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
 
 
 class NeedsNumber(BaseException):
-    """Model code uses a symbolic number where only a number will do: as a key, by its attributes."""
+    """Model code uses a symbolic number where a number is required: as a key, or through its attributes."""
 
 
 def uses_other_names(frame: types.FrameType) -> bool:
@@ -192,7 +192,7 @@ def _map(function: Any, *iterables: Any, **options: Any) -> Any:
 
 
 def _call_each(function: Any, *iterables: Any) -> Iterator[Any]:
-    """As `map`, whose calls of C functions cannot be watched."""
+    """A replacement for `map`, whose calls of C functions cannot be watched."""
     for arguments in zip(*iterables, strict=False):
         yield function(*arguments)
 
@@ -230,7 +230,7 @@ class ModelBuiltins(dict[str, Any]):
     on_dir: Callable[[Any, list[str]], None] | None = None  # told what it lists the attributes of, and which
 
     def update_from_builtins(self) -> None:
-        """Take over what has been added to or replaced in `builtins`."""
+        """Copy what has been added to or replaced in `builtins`."""
         current = vars(builtins)
         replaced = [name for name in _STAND_INS if current[name] is _ORIGINALS[name]]
         self.clear()

@@ -19,7 +19,7 @@ from staticrt.frontend.guards.state_values import (
 )
 from staticrt.native import _C
 
-# What Dynamo's first run in a process replaces for good, by what does the same and keeps notes.
+# Functions that Dynamo's first run in a process replaces permanently by equivalent ones that keep notes.
 _REPLACED_BY_DYNAMO: dict[type, frozenset[str]] = {torch.nn.Module: frozenset({"__init__", "__setstate__"})}
 
 
@@ -42,7 +42,7 @@ class ClassRecord(Compared):
         self._left_out = _REPLACED_BY_DYNAMO.get(owner, frozenset())
 
     def read(self, names: set[str]) -> list[tuple[str, Any]]:
-        """Remember what these names mean; those that mean something, with what."""
+        """Remember the values of these names; returns those that have one."""
         found = [(name, self.own[name]) for name in self._meant(names) if name not in self.saved]
         self.saved.update(found)
         return [(f"{self.owner.__name__}.{name}", value) for name, value in found]
@@ -76,7 +76,7 @@ class ClassRecord(Compared):
 
 
 def _titles(owner: type) -> tuple[str, str]:
-    """The names of a class, whatever its metaclass says."""
+    """The names of a class, without calling its metaclass."""
     own = vars(type)
     return own["__name__"].__get__(owner), own["__qualname__"].__get__(owner)
 
@@ -124,7 +124,7 @@ class LocalRecord(SlotsRecord):
 
 
 class MembersRecord(Compared):
-    """What lies in an object of C: the arguments of an exception, the functions of a property, what a `partial` calls."""
+    """The contents of an object of C: arguments of an exception, functions of a property, the callable of a `partial`."""
 
     part = "slots"
     _MEMBERS: tuple[tuple[type, tuple[str, ...]], ...] = (

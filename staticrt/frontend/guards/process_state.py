@@ -39,7 +39,7 @@ for _flag in PYTHON_FLAGS:
     _C.add_python_flag(*_flag)
 
 AUTOCAST_DEVICES: tuple[str, ...] = _C.AUTOCAST_DEVICES
-# A backend outside of torch, whatever its name. Calls under its autocast are eager.
+# A backend outside of torch, of any name. Calls under its autocast run eagerly.
 _OTHER_DEVICE = "privateuseone"
 
 process_state = _C.process_state

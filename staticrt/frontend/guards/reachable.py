@@ -8,10 +8,10 @@ from typing import Any
 
 
 class Reachable:
-    """What leads to what, by the ids of objects that the snapshot keeps alive.
+    """A graph of references between objects, by the ids of objects that the snapshot keeps alive.
 
-    A container leads to its items, a function to what its cells hold; an object leads to the value of an attribute for code
-    that has the attribute's name.
+    A container refers to its items, and a function to the contents of its cells. An object refers to the value of an
+    attribute only for code that contains the attribute's name.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Reachable:
         self._attributes: dict[int, list[tuple[str | None, int]]] = {}
 
     def add_root(self, value: Any) -> None:
-        """Code reaches it by whatever name."""
+        """Code reaches the value by any name."""
         self._roots.add(id(value))
 
     def add(self, owner: Any, values: Iterable[Any]) -> None:
@@ -32,7 +32,7 @@ class Reachable:
         self._attributes.setdefault(id(owner), []).append((name, id(value)))
 
     def num_holders(self, address: int) -> int:
-        """How many values lead to the one with this id, as often as they do; roots are held by more than is known."""
+        """The number of known references to the object with this id; very many for roots, which are referenced elsewhere."""
         held = sum(found.count(address) for found in self._next.values())
         named = sum(value == address for found in self._attributes.values() for _name, value in found)
         return held + named + sys.maxsize * (address in self._roots)

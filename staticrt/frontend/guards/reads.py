@@ -1,8 +1,8 @@
 """What model code reads by name: globals, attributes of modules and classes, free variables, the environment.
 
-A trace holds while these are the same objects. They are found when a function of model code is first entered,
-before it can change them, by the names in its code: more than it will read, never less. Names that are computed
-while it runs are told by the builtins that look them up (`model_builtins.py`).
+A trace is valid while these are the same objects. They are found when a function of model code is first entered, before it
+can change them, by the names in its code, which include all that it will read. Names that are computed while it runs are
+reported by the builtins that look them up (`model_builtins.py`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Reads:
             self._environment()
 
     def function(self, function: types.FunctionType) -> None:
-        """What a function would read by name that does not run now."""
+        """Add what a function that does not run now would read by name."""
         names: set[str] = set()
         global_ones: set[str] = set()
         codes = [function.__code__]
@@ -219,7 +219,7 @@ class Reads:
             self._module(sys.modules[name], frozenset(self._snapshot.read_names), frame)
 
     def _first_argument(self, frame: types.FrameType, first: Any) -> None:
-        """A method is mostly a function of the class that its first argument is of."""
+        """The class whose function a method most likely is: that of its first argument."""
         owner = first if isinstance(first, type) else type(first)
         if first is _MISSING or issubclass(owner, torch.Tensor):
             return

@@ -1,7 +1,7 @@
-"""What one piece of Python state held when a trace first met it: whether it still does, and how to put it back.
+"""Records of one piece of Python state each, as it was when a trace first met it: compare it, and restore it.
 
-Each record gives one part of a `_C.StateGuard`, which compares the same in every later call. Here: containers, cells and
-globals; `object_records` has classes, objects and functions, `value_records` what tensors and buffers hold.
+Each record becomes one part of a `_C.StateGuard`, which compares the same in every later call. This file has containers,
+cells and globals; `object_records` has classes, objects and functions, `value_records` contents of tensors and buffers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Record(Protocol):
         """Put it back as it was."""
 
     def entry(self) -> tuple[Any, ...]:
-        """What the part of the guard takes."""
+        """The arguments of the guard's part."""
 
     def holds(self) -> bool:
         """Whether nothing differs, where only Python compares it."""
@@ -107,7 +107,7 @@ class ListRecord(Compared):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether adding an item drops another one, which Dynamo does not see of deques that are there already."""
+        """Whether adding an item drops another one, which Dynamo does not model for existing deques."""
         return getattr(self.live, "maxlen", None) is not None
 
     def changes(self) -> Iterable[str]:
@@ -147,7 +147,7 @@ class CellRecord(Compared):
 
 
 class ScopeRecord(Compared):
-    """What some names mean in the dict of a module; nothing, maybe."""
+    """The values of some names in the dict of a module; a name may have none."""
 
     part = "scopes"
 
@@ -183,8 +183,8 @@ def logger_records(logger: logging.Logger) -> Iterable[ScopeRecord]:
 
 
 def is_torchs(module: str) -> bool:
-    """Whether other threads patch what a module holds for a while, as `torch.export` patches `nn.Module.__call__`.
+    """Whether other threads temporarily patch a module, as `torch.export` patches `nn.Module.__call__`.
 
-    What they have taken back meanwhile must stay so. Models do not write there.
+    Restoring must not undo their changes. Models do not write there.
     """
     return module.partition(".")[0] == "torch"

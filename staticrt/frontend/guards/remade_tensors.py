@@ -1,7 +1,7 @@
 """Tensors that a model replaces between calls: one that drops its cache in `train()` fills it again later.
 
-A trace that reads such a tensor serves the new one too, if only identities differ: in each place where the snapshot met the
-old tensor, or a container around it, the new one must lie, which was in no place before.
+A trace that reads such a tensor also serves the new one if only identities differ: the new tensor must be in every place
+where the snapshot found the old one, or a container of it, and it must not have been in any place before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_ITEMS, _MOST_LEVELS = 64, 3  # of containers that are looked into
 
 
 class RemadeTensors:
-    """Finds what lies in place of the constants of a trace.
+    """Finds what has replaced the constants of a trace.
 
     Args:
         snapshot: of the trace, after its guard was made.
@@ -82,7 +82,7 @@ class _Match:
         self.places: Counter[int] = Counter()
 
     def same(self, old: Any, new: Any) -> bool:
-        """Whether what lies in a place differs in identities only from what was there."""
+        """Whether the contents of a place differ from the former ones only in identities."""
         if is_leaf(old):
             return old is new or (type(old) is type(new) and type(old) in (int, str) and old == new)
         self.places[id(old)] += 1
@@ -96,7 +96,7 @@ class _Match:
         return container is self._pairs.get(id(container), (None, container))[1]
 
     def replaced(self) -> dict[int, Any]:
-        """By the id of each object in whose place another one lies, that one."""
+        """Id of each replaced object -> its replacement."""
         return {address: new for address, (old, new) in self._pairs.items() if old is not new}
 
 

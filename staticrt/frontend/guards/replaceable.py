@@ -1,6 +1,6 @@
-"""Containers that an attribute of a model may hold anew: empty ones, or lists of a few numbers and texts.
+"""Containers that a model may replace by equal ones: empty containers, and short lists of numbers and texts.
 
-Models empty caches so where they are told to train, and transformers' `save_pretrained` makes lists with the same items.
+Models assign new empty caches in `train()`, and transformers' `save_pretrained` makes lists with the same items.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _MOST_ITEMS, _PLAIN_ITEMS = 64, frozenset({str, int, float, bool})
 
 
 class ReplaceableContainers:
-    """Those that one attribute holds and nothing else; any other container is compared by identity."""
+    """Containers that only one attribute holds; all others are compared by identity."""
 
     def __init__(self) -> None:
         self._records: dict[int, tuple[DictRecord, str]] = {}  # by the id of the container
@@ -29,12 +29,12 @@ class ReplaceableContainers:
         return type(value) in _TYPES and (not value or _is_plain(value))
 
     def add(self, record: DictRecord, key: str, value: Any) -> None:
-        """The attribute `key` of a record holds it."""
+        """Add the container that the attribute `key` of a record holds."""
         record.replaceable[key] = tuple(value) if isinstance(value, list) else ()
         self._records[id(value)] = (record, key)
 
     def keep(self, value: Any) -> bool:
-        """Something else has it too: another one would not do. Whether it was one of these until now."""
+        """Something else holds the container too, so compare it by identity. Returns whether it was replaceable before."""
         if (found := self._records.pop(id(value), None)) is None:
             return False
         record, key = found

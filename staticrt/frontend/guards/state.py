@@ -46,7 +46,7 @@ class Snapshot(Walk):
         return [index for name, index in self._arguments.items() if name in roots]
 
     def hidden_read(self) -> str | None:
-        """What the code may reach of an object about which nothing is known, as "module.Class.method"."""
+        """A hidden member that the code may reach, as "module.Class.method"."""
         if self._hidden_method is not None:
             return self._hidden_method
         for path in self._iterators:
@@ -59,14 +59,14 @@ class Snapshot(Walk):
         return None
 
     def weak_read(self) -> str | None:
-        """The path of a weak reference that code may read, to what no guard can look at without keeping it alive."""
+        """The path of a weak reference that code may read and whose object a guard would have to keep alive."""
         return self._weak.unkept(self.knows, self.read_names)
 
     def _all(self) -> Iterable[Record]:
         return chain(self._records, self._scopes.values(), self._classes.values())
 
     def records(self) -> list[Record]:
-        """Of all state but that of arguments and of objects that only weak references lead to: records hold theirs."""
+        """Records of all state except that of arguments and of objects that only weak references lead to."""
         facts = [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors if self.facts]
         return [
             *(
@@ -78,11 +78,11 @@ class Snapshot(Walk):
         ]
 
     def functions(self) -> list[types.FunctionType]:
-        """Those that were reached."""
+        """The functions that were reached."""
         return [each.live for each in self._records if isinstance(each, FunctionRecord)]
 
     def reaches_coroutines(self) -> bool:
-        """Whether code may make coroutines, which Dynamo runs where they are made."""
+        """Whether code may make coroutines, which Dynamo runs at once."""
         return any(each.__code__.co_flags & _COROUTINES for each in self.functions())
 
     def sets_data(self) -> bool:
@@ -90,7 +90,7 @@ class Snapshot(Walk):
         return bool(self._memory.changed())
 
     def changes(self) -> list[str]:
-        """Paths of what differs now, each with what happened."""
+        """Paths of state that differs now, with what happened to it."""
         others: Iterable[Record] = chain(self._unread, self.caches)
         if self.guard().holds_all() and not any(path for record in others for path in record.changes()):
             return []
@@ -105,7 +105,7 @@ class Snapshot(Walk):
     def changes_misread(self) -> bool:
         """Whether an attribute of a class, a bounded deque, keyword defaults, or what a cache holds differs now.
 
-        Dynamo runs that otherwise than eager.
+        Dynamo handles these differently from eager.
         """
         bounded = (record for record in self._all() if isinstance(record, ListRecord) and record.is_bounded)
         functions = {id(each.__kwdefaults__) for each in self.functions()}
@@ -128,11 +128,11 @@ class Snapshot(Walk):
             record.restore()
 
     def begin_run(self) -> None:
-        """A run begins: what it meets first is compared too, and restored."""
+        """A run begins: state that it meets for the first time is compared and restored too."""
         self._guard, self._unread = None, ()
 
     def guard(self) -> StateGuard:
-        """A quick check that nothing differs; what is added later is not in it."""
+        """A quick check that nothing differs. It does not include state that is added later."""
         if self._guard is None:
             lists, is_reached = self._lists(), self._reach()
             records: list[Record] = []
@@ -177,7 +177,7 @@ class Snapshot(Walk):
         return self.follows_code and self.complete and not others
 
     def num_holders(self, address: int) -> int:
-        """In how many places an object, given by its id, was met."""
+        """In how many places the object with this id was found."""
         return self._reachable.num_holders(address)
 
     def _let_go(self, record: Record, lists_attributes: bool) -> None:
@@ -201,7 +201,7 @@ class Snapshot(Walk):
         self._guard = None
 
     def let_replace(self, attributes: dict[str, Any], name: str) -> None:
-        """Any tensor of the same layout may be in place of the one that an attribute of a module holds."""
+        """Any tensor of the same layout may replace the one that an attribute of a module holds."""
         self._attributes[id(attributes)].replaceable[name] = ()
         self._guard = None
 
@@ -210,16 +210,16 @@ class Snapshot(Walk):
         return isinstance(record, (DictRecord, ListRecord)) and record.live in self._containers
 
     def reaches_bounded(self) -> bool:
-        """Whether code may reach a bounded deque: by a name that it does more with than to store there."""
+        """Whether code may reach a bounded deque, by a name that it does more than store to."""
         bounded = [each for each in self._all() if isinstance(each, ListRecord) and each.is_bounded]
         return bool(bounded) and any(map(self._reach(stored_only(self.functions())), bounded))
 
     def _lists(self) -> bool:
-        """Whether code may reach what it does not name."""
+        """Whether code may reach attributes that it does not name."""
         return self.lists_attributes or not self.names_are_told
 
     def _reach(self, left_out: Set[str] = frozenset()) -> Callable[[Record], bool]:
-        """Whether the known code reaches the object of a record, by names other than some."""
+        """A function that says whether the known code reaches the object of a record, by names not left out."""
         if self._lists():
             return lambda _record: True
         reached: set[int | None] = {None, *self._reachable.by(self.read_names - left_out)}

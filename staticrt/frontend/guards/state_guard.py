@@ -57,7 +57,7 @@ class StateGuard:
         return self._native.holds() and all(record.holds() for record in self._others)
 
     def is_in_the_way(self) -> bool:
-        """Whether it fails, and keeps alive what code would find gone by now if there were no guard."""
+        """Whether it fails and keeps objects alive that would be gone without the guard."""
         return self._reads_weakly and not self.holds()
 
     def holds_all(self) -> bool:

@@ -1,4 +1,4 @@
-"""Values through which nothing that could change is reached."""
+"""Values from which no mutable state is reachable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Of exactly these types, or an object of those: nothing that could change is reached through it.
+# No mutable state is reachable from values of exactly these types, or from instances of the second group.
 _PLAIN: frozenset[type] = frozenset(
     (
         *(str, bytes, int, float, complex, bool, type(None), slice, range, re.Pattern),
@@ -32,7 +32,7 @@ _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its 
 
 
 def is_leaf(value: Any) -> bool:
-    """Whether nothing that could change is reached through a value."""
+    """Whether no mutable state is reachable from a value."""
     kind = type(value)
     known = _leaf_types.get(kind)
     if known is None:

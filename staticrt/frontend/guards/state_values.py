@@ -1,4 +1,4 @@
-"""What one piece of Python state holds, and whether it still does: dicts, lists, slots, cells, buffers."""
+"""Contents of one piece of Python state, and their comparison: dicts, lists, slots, cells, buffers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dict_of(owner: type) -> dict[str, Any]:
 
 
 def slots_of(value: Any) -> dict[str, Any] | None:
-    """Attributes that lie in slots, or in a dict of this thread's own; None: there are none such."""
+    """Attributes in slots, or in the dict that a `threading.local` has for this thread; None if there are none."""
     if isinstance(value, threading.local):
         return dict(vars(value))
     if isinstance(value, torch.nn.Module) or not any(
@@ -33,7 +33,7 @@ def slots_of(value: Any) -> dict[str, Any] | None:
 
 
 def members_of(kind: type) -> list[types.MemberDescriptorType]:
-    """What reads the slots of a class's objects."""
+    """The descriptors of the slots of a class's objects."""
     return [
         member
         for each in kind.__mro__
@@ -65,7 +65,7 @@ def cell_content(cell: types.CellType) -> Any:
 
 
 def items_of(live: dict[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    """Not through methods that a subclass overrides; an OrderedDict has an order of its own."""
+    """The items, without calling methods that a subclass overrides; an OrderedDict has its own order."""
     return (OrderedDict if isinstance(live, OrderedDict) else dict).items(live)
 
 
@@ -95,7 +95,7 @@ def different_keys(live: dict[Any, Any], saved: dict[Any, Any]) -> list[str]:
 
 
 def stays(now: Any, before: Any) -> bool:
-    """Whether a value is what it was: the same object, or a list made anew of the same objects.
+    """Whether a value is unchanged: the same object, or a new list of the same objects.
 
     Modules that set up what is set up already (`self.anchors = [a.to(x) for a in self.anchors]`) make such lists.
     """

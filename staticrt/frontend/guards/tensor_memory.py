@@ -1,4 +1,4 @@
-"""The memory of the model's tensors: code that sets `.data` gives a real tensor the memory of a fake, unseen otherwise."""
+"""The memory of the model's tensors, to detect code that sets `.data`, which gives a real tensor the memory of a fake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class TensorMemory:
-    """Where tensors lie; keeps nothing until code names `data`."""
+    """The storages of tensors; records nothing until code names `data`."""
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[torch.Tensor, Any, Any, Any, Any]] | None = None
@@ -48,12 +48,12 @@ class TensorMemory:
             )
 
     def changed(self) -> list[torch.Tensor]:
-        """Tensors that lie elsewhere now."""
+        """Tensors whose memory has changed."""
         kept = (self._kept or {}).values()
         return [tensor for tensor, storage, *_ in kept if tensor.untyped_storage()._cdata != storage._cdata]
 
     def restore(self) -> None:
-        """Put them where they lay."""
+        """Restore their memory."""
         from torch.utils._mode_utils import no_dispatch
 
         for tensor in self.changed():

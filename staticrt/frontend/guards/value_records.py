@@ -123,7 +123,7 @@ class BufferRecord:
 
 
 class AnswerRecord(Compared):
-    """What a C function without arguments answers: a number or a text."""
+    """The result of a C function without arguments: a number or a text."""
 
     part = "answers"
 

@@ -1,6 +1,6 @@
-"""What of Python's state a trace may depend on: attributes, classes, functions, containers, closures, globals.
+"""The Python state that a trace may depend on: attributes, classes, functions, containers, closures, globals.
 
-`Walk` follows it from a model's roots and makes a record of each thing that can change.
+`Walk` follows references from a model's roots and makes a record of each object that can change.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", 
 class Walk:
     """Finds everything mutable that is reachable from some roots, and makes a record of each.
 
-    Of classes it records what the code names, which `add_names` tells as the code runs: more than the code will read, and
-    never less.
+    Of a class it records the attributes that the code names. `add_names` adds these names while the code runs; they
+    include all that the code will read.
 
     Args:
         roots: (name, object) pairs; modules, functions (their closures and defaults), containers, plain objects.
