@@ -1,4 +1,4 @@
-// Digests of bytes: whether values are as they were, without keeping them.
+// Digests of bytes: they detect changed values without keeping copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@ namespace staticrt::graphs {
 
 // Not zero, which may stand for "none".
 uint64_t digest(const void* bytes, size_t nbytes);
-// Of the tensors' elements, whatever memory they lie in. REQUIRES: dense CPU tensors.
+// Of the tensors' elements, independent of their layout. REQUIRES: dense CPU tensors.
 uint64_t digest(const std::vector<at::Tensor>& tensors);
 
 }  // namespace staticrt::graphs

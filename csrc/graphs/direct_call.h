@@ -1,7 +1,7 @@
 // Calls of out variants without boxing, for the C++ signatures that most of them have.
 //
-// A boxed call copies its arguments into a stack, which counts every tensor up and down, and unpacks them
-// again: for few elements that costs as much as the operator.
+// A boxed call copies its arguments into a stack, which changes every tensor's reference count, and unpacks
+// them again: for few elements that costs as much as the operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

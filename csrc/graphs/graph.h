@@ -25,8 +25,8 @@ class CpuGraph {
 
   // Records this thread until end() or abort(). `fixed`: further arguments, whose addresses stay the same.
   void begin(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& fixed = {});
-  // Empty, or why no replay could repeat what ran; the graph is then empty and what was overwritten is put
-  // back. With `put_back` that happens in any case, as if nothing had run yet.
+  // Empty, or why no replay could repeat what ran; the graph is then empty and overwritten bytes are
+  // restored. With `put_back` they are restored in any case, as if nothing had run yet.
   std::string end(bool put_back = false);
   // The function threw: as after a failure.
   void abort();

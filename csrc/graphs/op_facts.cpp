@@ -26,7 +26,7 @@ const std::unordered_set<std::string>& transparent() {
   return *names;
 }
 
-// Operators with a kernel that only calls one other operator, which has an out variant where they have none.
+// Operators without an out variant whose kernel only calls one other operator, which has one.
 bool forwards(const std::string& name) {
   return name == "aten::relu";  // clamp_min(x, 0)
 }

@@ -1,4 +1,4 @@
-// What recording needs to know of an operator, read once from its schema, tags and registrations.
+// What recording needs to know about an operator, read once from its schema, tags and registrations.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -91,7 +91,7 @@ class Call final : public PointwiseCall {
  public:
   explicit Call(const c10::IValue* args) : iterator_(own(args)) {}
 
-  // Whether the iterator works on the very tensors of the call.
+  // Whether the iterator works on the tensors of the call themselves, not on copies.
   bool prepare() {
     with_args([this](auto&&... values) { iterator_.meta(values...); });
     if (!iterator_.fits() || iterator_.ntensors() > static_cast<int>(kMaxOperands)) return false;

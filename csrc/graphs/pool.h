@@ -38,7 +38,7 @@ struct PoolDelta {
   std::vector<alloc::Addr> created;  // live now, not before
 };
 
-// How live blocks differ from what was expected; both ascending.
+// How live blocks differ from the expected ones; both ascending.
 struct LeakInfo {
   std::vector<alloc::Addr> missing;
   std::vector<std::pair<alloc::Addr, alloc::Bytes>> unexpected;  // with bytes asked for
@@ -66,9 +66,9 @@ class CpuPool : public std::enable_shared_from_this<CpuPool> {
 
   // The pool as it is.
   alloc::PoolImage checkpoint();
-  // The pool as it was. Storages in `alive` own their blocks; no other storage owns any; live blocks without
-  // one stay until free(). Throws InputError, and nothing has changed, if an alive storage has no block in
-  // the image.
+  // Restores the pool. Storages in `alive` own their blocks; no other storage owns any; live blocks without
+  // an owner stay until free(). Throws InputError and changes nothing if an alive storage has no block in the
+  // image.
   PoolDelta restore(const alloc::PoolImage& image, const std::vector<StorageRef>& alive);
 
   std::vector<alloc::Addr> live();
@@ -76,7 +76,7 @@ class CpuPool : public std::enable_shared_from_this<CpuPool> {
   alloc::StatsReport stats();
   // Reserves that many bytes ahead.
   void prime(size_t nbytes);
-  // Gives free memory back, unless a graph may replay into it; bytes.
+  // Gives free memory back unless a graph may replay into it. Returns the bytes.
   size_t trim();
 
   // While held, free blocks keep their pages.

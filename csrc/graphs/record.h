@@ -1,4 +1,5 @@
-// Record: what one capture ran, as calls bound to fixed places; replay() runs it again without Python.
+// Record: the calls that one capture ran, with fixed places for their tensors; replay() runs them without
+// Python.
 //
 // Every storage that a call reads or writes has a slot: a storage of the record's own that points at the
 // bytes of this replay. Tensors of calls lie on slots, so that giving a slot another address moves all of
@@ -101,7 +102,8 @@ class Record {
   const std::vector<char*>& bases() const { return bases_; }
   void declare_input(Binding binding) { inputs_.push_back(std::move(binding)); }
   void declare_written(SlotId slot, const c10::VariableVersion& version);
-  // Notes that a later step's results may have other sizes in a replay, although no operator says so.
+  // Notes that a later step's results may have other sizes in a replay although its operator is not marked
+  // so.
   void expect_other_sizes() { may_vary_ = true; }
   // Bytes that no operator made and no argument holds: constants, or tensors found elsewhere.
   void add_unexplained(SlotId slot) { unexplained_.push_back(slot); }

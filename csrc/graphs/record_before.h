@@ -1,4 +1,4 @@
-// Record::Before: what a replay is about to change, so that a replay that fails leaves everything as it was.
+// Record::Before: the bytes that a replay is about to change, to restore them if it fails.
 #pragma once
 
 #include <ATen/core/Generator.h>

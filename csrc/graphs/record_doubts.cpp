@@ -1,4 +1,4 @@
-// What a replay may find different: sizes of results, and bytes that no operator made.
+// What may differ in a replay: sizes of results, and bytes that no operator made.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <algorithm>

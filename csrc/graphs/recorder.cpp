@@ -56,8 +56,8 @@ void install_recording() {
       return std::current_exception();
     }
   }();
-  SRT_CHECK(!refused, "this torch records nothing for graphs: dispatch key ", c10::toString(kRecordKey),
-            " is taken; a release of torch whose key is free does");
+  SRT_CHECK(!refused, "this torch cannot record graphs: its dispatch key ", c10::toString(kRecordKey),
+            " is taken; use a release of torch that leaves the key free");
 }
 
 Recorder* Recorder::current() {

@@ -55,7 +55,7 @@ bool Recorder::fill_their_storages(const Call& call) {
   return true;
 }
 
-// This detects a kernel that does not write all of its place.
+// This detects a kernel that does not write its whole output.
 void Recorder::scribble(const Call& call) {
   for (const at::Tensor& out : call.results)
     std::memset(address_of(*out.storage().unsafeGetStorageImpl()), 0xA5, out.storage().nbytes());

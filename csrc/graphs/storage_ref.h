@@ -30,7 +30,7 @@ class StorageRef {
   c10::StorageImpl* get() const { return weak_.lock().get(); }
   // Null if it was destroyed.
   c10::intrusive_ptr<c10::StorageImpl> lock() const { return weak_.lock(); }
-  // The same, or InternalError that names `what` was wanted of it.
+  // The same, but throws InternalError if it was destroyed; `what` names the caller.
   c10::intrusive_ptr<c10::StorageImpl> lock_or_throw(const char* what) const;
 
  private:

@@ -10,7 +10,7 @@
 
 namespace staticrt::graphs {
 
-// What an argument is held as during the call. Tensors must outlive it.
+// The type that holds an argument during the call. Tensors must outlive it.
 template <class Arg>
 decltype(auto) unpack(const c10::IValue& value) {
   if constexpr (std::is_same_v<Arg, const at::Tensor&>) {

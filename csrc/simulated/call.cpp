@@ -36,7 +36,7 @@ bool is_optional_list(const c10::Argument& argument) {
   return list && list->getElementType()->kind() == c10::TypeKind::OptionalType;
 }
 
-// Puts tensors in the places of the arguments that have none.
+// Fills the places of tensor arguments, which are None in `values`, with tensors.
 template <class Make>
 torch::jit::Stack stack_of(const std::vector<c10::IValue>& values, const std::vector<TensorArgument>& tensors,
                            const c10::FunctionSchema& schema, Make make) {
@@ -193,7 +193,7 @@ void Call::add(const at::Tensor& tensor, TensorArgument argument) {
     device_ = tensor.device().index();
     argument.place.emplace(tensor, argument.written);
   } else {
-    // Values of the CPU that a real device gets as arguments of its kernel, and indices, which torch moves.
+    // CPU scalars, which a real device passes to its kernel by value, and indices, which torch moves.
     const bool index = schema().name().find("index") != std::string::npos && argument.in_list;
     TORCH_CHECK(tensor.device().is_cpu() && (tensor.dim() == 0 || index) && !argument.written,
                 "Expected all tensors to be on the same device, but found at least two devices, sim:",

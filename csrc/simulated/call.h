@@ -61,7 +61,7 @@ class Call {
   bool runs_on_cpu() const;
   // No argument is an output whose size the operator sets.
   bool only_updates() const;
-  // The tensor as the caller gave it. REQUIRES: the stack of the constructor.
+  // The caller's tensor. REQUIRES: the stack of the constructor.
   static at::Tensor given(const torch::jit::Stack& stack, size_t first, const TensorArgument& argument);
 
   // Arguments on meta tensors, whose storages are shared as the originals' are. Devices are meta.

@@ -15,7 +15,7 @@ bool on_sim(const at::Tensor& tensor) {
   return tensor.device().type() == kDeviceType;
 }
 
-// The host's values as they are now: the caller may change them before the copy runs.
+// A copy of the host's values, because the caller may change them before the copy runs.
 void copy_in(const at::Tensor& source, const at::Tensor& to, bool non_blocking) {
   SimulatedDevice& device = device_at(to.device().index());
   const TensorPlace place(to, /*written=*/true);
@@ -63,7 +63,7 @@ void check_captures(SimulatedDevice& from_device, SimulatedDevice& to_device) {
               "before the copy, and the captured one for it afterwards (the default stream cannot)");
 }
 
-// Each device accesses its own memory only, and the values pass through the host's.
+// A copy through host memory, because each device accesses only its own memory.
 void copy_through_host(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& from_device = device_at(source.device().index());
   SimulatedDevice& to_device = device_at(to.device().index());
@@ -84,7 +84,7 @@ void copy_through_host(const at::Tensor& source, const at::Tensor& to) {
           {{to_place, true}});
 }
 
-// On the source's current stream, after what the target's holds; the target's then waits for the copy.
+// On the source's current stream, after the work queued on the target's, which then waits for the copy.
 void copy_across(const at::Tensor& source, const at::Tensor& to) {
   SimulatedDevice& from_device = device_at(source.device().index());
   SimulatedDevice& to_device = device_at(to.device().index());

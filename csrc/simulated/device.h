@@ -70,8 +70,8 @@ class SimulatedDevice {
   };
   void add(GraphPool* pool);
   void remove(GraphPool* pool);
-  // A program uses memory on a stream of device number `device`: pools wait for it before they write their
-  // memory again.
+  // Notes that a program uses memory on a stream of device number `device`: pools wait for the stream before
+  // they write their memory again.
   void note_use(int device, alloc::StreamId stream);
   // While it is held, no memory is released.
   std::unique_lock<std::shared_mutex> hold_releases() { return std::unique_lock(releases_); }
@@ -82,7 +82,7 @@ class SimulatedDevice {
 
   // An operator failed after the call that enqueued it had returned. The first failure is kept.
   void keep_error(std::exception_ptr error);
-  // Throws the kept failure, once. Every call that waits for the device ends with it.
+  // Throws the kept failure, once. Every call that waits for the device calls this at its end.
   void throw_error();
   // Waits for a stream, or for all; then throw_error().
   void synchronize(alloc::StreamId stream);

@@ -16,7 +16,7 @@
 namespace staticrt::simulated {
 namespace {
 
-// An output that the call made: where the operator's result goes.
+// An output that the call made for a result of the operator.
 struct MadeOutput {
   size_t result = 0;
   std::optional<size_t> in_list;
@@ -37,7 +37,7 @@ bool must_wait(const c10::OperatorHandle& op) {
          !returns_tensors(op.schema()) || op.operator_name().getNamespace() != "aten";
 }
 
-// Whether values decide the sizes: torch marks the functional overload, not the one with out=.
+// Whether sizes depend on values: torch tags the functional overload, not the one with out=.
 bool sizes_depend_on_values(const c10::OperatorHandle& op) {
   std::string overload = op.operator_name().overload_name;
   if (overload == "out") overload.clear();
@@ -54,7 +54,7 @@ bool must_probe(const Call& call) {
       "aten::_native_batch_norm_legit",
       "aten::_native_batch_norm_legit.no_stats",
       "aten::_batch_norm_with_update",
-      "aten::native_batch_norm_backward",  // the meta rules make gradients that nobody asked for
+      "aten::native_batch_norm_backward",  // the meta rules make gradients that were not requested
       "aten::batch_norm_backward",
       "aten::_embedding_bag",
       "aten::_embedding_bag_forward_only",
@@ -68,7 +68,7 @@ bool must_probe(const Call& call) {
       "aten::_logcumsumexp",
       "aten::geqrf",
   };
-  // The same, and all overloads of it, where an argument does not lie in the order of its dimensions.
+  // The same for all overloads, if an argument's strides are not in the order of its dimensions.
   static const std::unordered_set<std::string> names_if_permuted = {
       "aten::abs",
       "aten::angle",
@@ -95,7 +95,7 @@ bool must_probe(const Call& call) {
   };
   if (names.count(call.name()) > 0) return true;
   bool permuted = false;
-  // Rules in Python lay outs that they size in the order of their dimensions.
+  // Rules in Python give the outs that they resize contiguous strides.
   bool sizes_out = false;
   for (const TensorArgument& argument : call.tensors()) {
     if (!argument.place) continue;
@@ -105,7 +105,7 @@ bool must_probe(const Call& call) {
   return permuted && (sizes_out || names_if_permuted.count(call.base_name()) > 0);
 }
 
-// The argument that a written result is, by the schema's alias sets.
+// The argument that a result aliases and writes, by the schema's alias sets.
 std::optional<size_t> same_argument(const c10::FunctionSchema& schema, size_t result) {
   const auto* alias = schema.returns()[result].alias_info();
   if (!alias || !alias->isWrite()) return std::nullopt;
@@ -401,7 +401,7 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
 
 void register_fallback(torch::Library& all, torch::Library& aten) {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
-  // Kernels for all backends, which only raise or give another layout, would take precedence over the
+  // Kernels for all backends, which only raise or return another layout, would take precedence over the
   // fallback.
   for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle",
                            "pixel_unshuffle", "reflection_pad3d", "replication_pad2d", "replication_pad3d"})

@@ -39,7 +39,7 @@ class GraphPool {
 
   alloc::PoolId id() const { return id_; }
 
-  // `to` comes after all that used the pool and after what `from` holds now; it is the user from now on.
+  // Lets `to` wait for all users of the pool and for the work queued on `from`; `to` is then the user.
   void hand_over(alloc::StreamId from, alloc::StreamId to);
   void note_use(int device, alloc::StreamId stream);
 

@@ -1,4 +1,4 @@
-// Tensors of "sim" without their values: how they are made, viewed and resized.
+// Making, viewing and resizing tensors of "sim", apart from their values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// What of the enqueuing thread's state an operator of the CPU depends on, carried to the thread that runs it.
+// The thread state that a CPU operator depends on, copied from the enqueuing thread to the one that runs it.
 #pragma once
 
 #include <c10/core/AutogradState.h>

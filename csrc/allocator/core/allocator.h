@@ -34,7 +34,7 @@ struct Request {
   Bytes size = 0;  // 0: null address, no block (R1)
   StreamId stream = kDefaultStream;
   Addr address = kNullAddr;                   // N8: exactly there, or oom without change
-  std::optional<PoolId> pool = std::nullopt;  // served by this pool, whatever is routed
+  std::optional<PoolId> pool = std::nullopt;  // served by this pool, even inside a route
 };
 
 class DeviceAllocator {

@@ -140,7 +140,7 @@ class Driver {
   // The default stream cannot be captured. Other streams enter the capture by waiting for its events, and
   // must be waited for by `stream` before it ends.
   virtual Status capture_begin(StreamId, CaptureMode) { return no_graphs(); }
-  // The stream is no longer captured afterwards, whatever is returned; there is a graph only if that is ok.
+  // The stream is no longer captured afterwards, also on failure; there is a graph only if the status is ok.
   // REQUIRES: the thread that began it, unless the mode is relaxed.
   virtual Status capture_end(StreamId, GraphId*) { return no_graphs(); }
   // Makes a graph that can be launched; it does not need `graph` any longer.

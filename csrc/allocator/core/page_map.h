@@ -38,7 +38,7 @@ class PageMap {
     return true;
   }
   // REQUIRES: no live block starts in [begin, end). Block tables stay, so that a reader with a stale
-  // pointer finds 0, not freed memory; the next segment there uses them, whatever its class.
+  // pointer finds 0, not freed memory; the next segment there reuses them, of any class.
   void erase(Addr begin, Addr end) {
     for (Addr at = begin; at < end; at += kPage) find(at)->segment.store(0, std::memory_order_release);
   }

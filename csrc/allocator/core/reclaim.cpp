@@ -175,7 +175,7 @@ Bytes Core::release_any(BlockId id, Bytes goal) {
     expandable = (blocks[id].flags & kExpandable) != 0;
     hibernated = pools[blocks[id].pool].hibernated;
   }
-  // A hibernated pool gets back on wake whatever it has lost.
+  // A hibernated pool gets all its memory back when it wakes.
   return expandable ? unmap_free(id, goal, hibernated) : release_fixed(id);
 }
 

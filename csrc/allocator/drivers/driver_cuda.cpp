@@ -328,7 +328,7 @@ class CudaDriver final : public Driver {
                       "cuMemSetAccess");
   }
 
-  // Runs a call with the primary context current, whatever this thread's context is.
+  // Runs a call with the primary context current, then restores this thread's context.
   template <class Call>
   Status in_context(Call call, const char* name) {
     return in_context(context_, call, name);

@@ -136,7 +136,7 @@ class SimGraph {
   }
   // The owner of an allocation around the range that the capture made, also if it freed it again; 0: none.
   uint64_t maker_of(const SimRange& range) const;
-  // The program gives the graph whatever lies where this allocation does, at each launch.
+  // At each launch, the program passes the graph the allocation that lies at this address then.
   void fix(uint64_t owner) { fixed_.insert(owner); }
   bool is_fixed(uint64_t owner) const { return fixed_.count(owner) > 0; }
   void freed(uint64_t owner) {

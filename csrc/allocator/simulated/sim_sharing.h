@@ -3,7 +3,7 @@
 // A file descriptor that leaves the device is an open file of its own on the device's memory file. Its
 // position is the offset of the memory, so that the descriptor alone says which memory it is, and it holds a
 // read lock on these bytes (fcntl, F_OFD_SETLK). The kernel drops the lock with the last copy of the
-// descriptor, in whatever process, also one that dies. So the device knows which of its memory others still
+// descriptor in any process, also when the process dies. So the device knows which of its memory others still
 // have.
 //
 // Thread safety: none. SimDriver holds its mutex around every call.

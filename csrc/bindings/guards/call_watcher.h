@@ -8,7 +8,7 @@
 
 namespace staticrt::bindings {
 
-// What is done about the code that begins or calls; `watched.py` gives it for each code object.
+// What is done about the code that begins or calls; `impure_calls.py` decides it for each code object.
 enum CodeKind : int {
   kIgnored = 0,
   kJudged = 1,    // its calls of C functions are judged
