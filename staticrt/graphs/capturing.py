@@ -278,7 +278,6 @@ class Capturing:
         outputs.clear()  # frees buffers that the function returned
         node.image = self._pool.checkpoint()
         if not backend.caps.capture_executes:
-            node.graph.take_turn()
             node.copies.run(self._kept)
             node.graph.replay()
         return results

@@ -260,7 +260,6 @@ class CudaGraphCapture(FixedAddressCapture):
             torch.cuda.device(self._pool._index),
             _stream_kept(),
             _without_workspaces(),
-            _C.without_kept_memory(),  # arenas of compiled programs are the graph's
         ):
             try:
                 with torch.cuda.graph(

@@ -114,7 +114,6 @@ class SimGraphCapture(FixedAddressCapture):
             stream = torch.Stream(f"sim:{pool.index}")  # the default stream cannot be captured
         with (
             pool.on_stream(stream),
-            _C.without_kept_memory(),  # arenas of compiled programs are the graph's
             pool.device.capture(stream.stream_id, pool.id, mode=error_mode, is_trial=True) as graph,
         ):
             for generator in self._generators:

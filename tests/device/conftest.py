@@ -44,7 +44,9 @@ def nothing_is_reported(first_order):
     """Each test begins with idle devices, and ends without a race, a broken invariant or an error nobody saw."""
     for index in range(2):
         staticrt.memory.simulated.clear_waits(index)
-        staticrt.memory.device(f"sim:{index}").clear_reports()
+        device = staticrt.memory.device(f"sim:{index}")
+        device.clear_faults()
+        device.clear_reports()
     yield
     for index in range(2):
         torch.accelerator.synchronize(index)

@@ -39,6 +39,38 @@ def test_many_sizes_keep_few_graphs(sim):
 
 
 @torch.no_grad()
+def test_graphs_that_the_driver_does_not_launch_go(sim):
+    """On every stream: the program may run step by step from then on."""
+
+    def alive():
+        gc.collect()
+        return sim.calls("graph_instantiate") - sim.calls("exec_destroy")
+
+    before = alive()
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    streams = [torch.Stream(SIM) for _ in range(2)]
+    torch.accelerator.synchronize(0)
+
+    def run():
+        for stream in streams:
+            with stream:
+                check(compiled, twin, torch.randn(4, 8))
+
+    for _ in range(3):
+        run()
+    assert alive() - before == 2
+    sim.fail("graph_launch", fault="error", times=1000)
+    with streams[0]:
+        check(compiled, twin, torch.randn(4, 8))
+    assert alive() == before
+    for _ in range(5):
+        run()
+    sim.clear_faults()
+    assert alive() == before
+
+
+@torch.no_grad()
 def test_memory_goes_with_the_model(order):
     before = allocated_bytes()
     there, twin = pair(MODELS["attention"][0])
@@ -95,6 +127,33 @@ def test_former_arenas_give_way_where_memory_runs_out(sim):
             check(compiled, twin, torch.randn(rows, 8))
         sim.clear_faults()
     assert graphs_of(compiled)[1] > 0
+
+
+@torch.no_grad()
+def test_former_arenas_give_way_to_a_larger_one(sim):
+    """There is memory for it where neither the arena nor the one before it is kept."""
+
+    def model(x):
+        return (x[:, None] * x[None, :]).tanh().sum(0)
+
+    compiled = staticrt.compile(model, plan_graphs=True)
+
+    def run(size, times=3):
+        for _ in range(times):
+            check(compiled, model, torch.randn(size))
+
+    run(4096, times=1)  # makes the plan, and no arena
+    run(2048)
+    run(3072)
+    smallest, middle, largest = sorted(s.arena_bytes for s in compiled.explain().traces[0].signatures)
+    staticrt.memory.empty_cache(device=SIM)
+    free_bytes = largest - middle - smallest // 2
+    sim.set_other_bytes(sim.total_bytes - sim.used_bytes - free_bytes)
+    try:
+        run(4096)
+    finally:
+        sim.set_other_bytes(0)
+    run(2048)
 
 
 @torch.no_grad()

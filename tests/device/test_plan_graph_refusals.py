@@ -88,6 +88,46 @@ def test_a_driver_that_refuses_costs_a_graph_and_no_result(sim, call, fault):
 
 
 @torch.no_grad()
+def test_operators_of_other_libraries_run_in_every_call(order):
+    """No launch repeats what they do besides work of the device."""
+    calls = []
+    with torch.library._scoped_library("plan_graphs", "FRAGMENT") as library:
+        library.define("counted(Tensor x) -> Tensor")
+
+        def counted(x):
+            calls.append(len(x))
+            return x + 1
+
+        library.impl("counted", counted, "CompositeExplicitAutograd")
+        torch.library.register_fake("plan_graphs::counted", torch.empty_like, lib=library)
+
+        def model(x):
+            return torch.ops.plan_graphs.counted(x * 2) * 3
+
+        compiled = staticrt.compile(model, plan_graphs=True)
+        for number in range(6):
+            x = torch.randn(4, 8)
+            torch.testing.assert_close(compiled(x.to(SIM)).cpu(), (x * 2 + 1) * 3)
+            assert len(calls) == number + 1
+        captures, launches, reasons = graphs_of(compiled)
+        assert captures == launches == 0
+        assert len(reasons) == 1
+        assert "it may do more than enqueue work" in reasons[0]
+
+
+@torch.no_grad()
+def test_a_driver_that_makes_no_graph_is_asked_a_few_times(sim):
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+    captures = sim.calls("capture_begin")
+    sim.fail("graph_instantiate", fault="error", times=1000)
+    for _ in range(30):
+        check(compiled, twin, torch.randn(4, 8))
+    sim.clear_faults()
+    assert 1 < sim.calls("capture_begin") - captures <= 4
+
+
+@torch.no_grad()
 def test_calls_in_a_capture_of_the_callers_run_step_by_step(sim):
     there, twin = pair(MODELS["perceptron"][0])
     compiled = staticrt.compile(there, plan_graphs=True)

@@ -1,6 +1,7 @@
 """`staticrt.compile(model, plan_graphs=True)`: a prepared program on a device is one launch of a driver's graph."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -221,6 +222,36 @@ def test_each_stream_has_its_graph(order):
     captures, launches, reasons = graphs_of(compiled)
     assert (captures, reasons) == (3, [])
     assert launches == 13
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("launches", [True, False])
+def test_launches_of_models_that_share_a_capture_stream_come_one_after_another(launches, sim):
+    """Kernels may have memory of their own for each stream, which graphs that were captured there share."""
+    staticrt.memory.simulated.order("others_first")
+    there, twin = pair(MODELS["perceptron"][0])
+    first, second = (staticrt.compile(there, plan_graphs=True) for _ in range(2))
+    streams = [torch.Stream(SIM) for _ in range(2)]
+    x = torch.randn(4, 8)
+    given = x.to(SIM)
+    torch.accelerator.synchronize(0)
+    with streams[1]:
+        for _ in range(2):
+            second(given)
+    with streams[0]:
+        for _ in range(4):
+            y = first(given)
+    del first
+    gc.collect()
+    with streams[1]:
+        if launches:
+            second(given)
+        z = y + 1  # without an event
+    torch.accelerator.synchronize(0)
+    assert bool(sim.reports) != launches
+    sim.clear_reports()
+    if launches:
+        torch.testing.assert_close(z.cpu(), twin(x) + 1)
 
 
 def test_threads_with_a_stream_each():

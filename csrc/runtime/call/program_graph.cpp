@@ -37,12 +37,14 @@ bool is_assertion(const Node& node) {
 
 // Why an operator that runs on tensors cannot be captured, or nothing.
 const char* obstacle_of(const Node& node, StepKind kind, const DeviceMemory& memory) {
-  if (!node.bodies.empty() || kind == StepKind::kUnstable) return "data decides what it gives";
+  if (!node.bodies.empty()) return "data decides what it gives";
+  if ((kind == StepKind::kGeneric || kind == StepKind::kUnstable) && !node.op.starts_with("aten::"))
+    return "it may do more than enqueue work";
+  if (kind == StepKind::kUnstable) return "data decides what it gives";
   if (draws_random(node)) return "it draws random numbers";
   if (acts_outside(node) && !is_assertion(node)) return "it acts on more than tensors";
   if (node.op.starts_with("aten::as_strided")) return "it may read past the elements of an input";
   if (kind != StepKind::kGeneric) return nullptr;
-  if (!node.op.starts_with("aten::")) return "it may do more than enqueue work";
   if (memory.graphs()->tensors == nullptr) return "it allocates memory outside of the graph's pool";
   return nullptr;
 }
@@ -82,10 +84,6 @@ void examine(const PreparedProgram& prepared, Report& report) {
     return;
   }
   const Program& program = *prepared.bound().program;
-  if (prepared.stats().fixed_nodes > 0 || prepared.stats().derived_bytes > 0) {
-    report.why_not = "something is kept of its weights";
-    return;
-  }
   const DeviceMemory* memory = device_of(prepared, report.why_not);
   if (memory == nullptr) return;
   std::vector<bool> made_by_step(program.num_values(), false);
