@@ -1,4 +1,4 @@
-"""Replacements for decompositions of torch: recurrent networks, resizes and the CTC loss.
+"""Replacements for decompositions of torch: recurrent networks, products, resizes, the CTC loss.
 
 Upstream's functions are replaced once, by functions that behave differently only in threads inside `recurrent_networks`
 or `eager_operators`.
@@ -35,7 +35,9 @@ def recurrent_networks() -> contextlib.AbstractContextManager[None]:
 
 
 def eager_operators() -> contextlib.AbstractContextManager[None]:
-    """Context manager: this thread records resizes of images and CTC losses as the operators that eager calls.
+    """Context manager: this thread records products, resizes of images and CTC losses as the operators that eager calls.
+
+    Upstream's decomposition of `matmul` imports sympy, also where all sizes are constants.
 
     Upstream's decomposition of resizes reads each pixel by index, and its backward accumulates by index. AOTAutograd
     needs it, because functionalization in C++ does not support symbolic sizes of eager's operators. The CTC loss with
@@ -133,6 +135,7 @@ def _replace() -> None:
         packet = getattr(torch.ops.aten, name)
         for operator in (packet.default, packet.vec):
             _replace_kernels(operator, functools.partial(_resize, packet, operator))
+    _replace_kernels(torch.ops.aten.matmul.default, _matmul)
     torch.ops.aten.ctc_loss.IntList.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(_ctc_loss)
 
 
@@ -156,6 +159,18 @@ def _resize(packet: Any, operator: Any, kernel: Callable[..., Any]) -> Callable[
             return operator(x, size, *args, **kwargs)
 
     return resize
+
+
+def _matmul(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(kernel)
+    def matmul(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        sizes = (*a.shape, *a.stride(), *b.shape, *b.stride())
+        if not _thread.eager or any(isinstance(size, torch.SymInt) for size in sizes):
+            return kernel(a, b, *args, **kwargs)
+        with torch._C._DisablePythonDispatcher():
+            return torch.ops.aten.matmul.default(a, b, *args, **kwargs)
+
+    return matmul
 
 
 def _ctc_loss(

@@ -265,14 +265,23 @@ def test_distributed_modules_that_are_called_in_a_function_are_left_to_graph_spl
 # -- what a first call costs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "lstm"])
-def test_a_first_training_call_loads_neither_dynamo_nor_sympy(name):
+@pytest.mark.parametrize(
+    ("made", "sizes"),
+    [
+        ("cases.mlp()", (4, 12)),
+        ("cases.Cnn()", (4, 192)),
+        ("cases.Lstm()", (4, 24)),
+        ("nn.LSTM(4, 8, batch_first=True)", (2, 3, 4)),
+    ],
+)
+def test_a_first_training_call_loads_neither_dynamo_nor_sympy(made, sizes):
     code = f"""
         import sys, torch, staticrt
-        from tests.support.training_cases import MODELS
-        make, batch = MODELS[{name!r}]
-        model = staticrt.compile(make(), joint_trace=True)
-        model(batch(4)[0]).sum().backward()
+        from torch import nn
+        from torch.utils._pytree import tree_leaves
+        from tests.support import training_cases as cases
+        model = staticrt.compile({made}, joint_trace=True)
+        tree_leaves(model(torch.randn({sizes})))[0].sum().backward()
         assert not model.explain().notes, model.explain()
         print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
     """
