@@ -45,12 +45,12 @@ class CallState:
         traces: those kept, in the order in which they are looked at.
         failure: why the last trace failed.
         changes: traces that failed because the model changed its own state.
-        fills: of calls in which the model changed its own state beside kept traces: the failure, and a guard of the state
+        fills: calls in which the model changed its own state although it has traces: the failure, and a guard of the state
             before the call.
         trials: timings of graph splits against eager, while the route is SPLIT.
-        watched: what Dynamo may not guard, while the route is SPLIT or after a joint trace failed.
-        interventions: times when that was changed between two calls.
-        refused: sizes for which eager raised: such calls are not traced again until eager answers one.
+        watched: state that Dynamo may not guard, while the route is SPLIT or after a joint trace failed.
+        interventions: how often that state was changed between two calls.
+        refused: sizes for which eager raised: such calls are not traced again until one succeeds in eager.
         constant_sizes: tracing with symbols for sizes takes too long: each size has a trace of its own.
     """
 
@@ -73,7 +73,7 @@ class CallState:
         return None
 
     def take_remade(self, call: Call, tried: Sequence[CachedTrace]) -> CachedTrace | None:
-        """The first trace that accepts a call once it reads what the model has made anew, other than those in `tried`."""
+        """The first trace that accepts a call after it reads tensors that the model has replaced, other than those in `tried`."""
         for trace in self.traces:
             if trace not in tried and trace.take_remade(call.leaves, call.key):
                 return trace
@@ -97,12 +97,12 @@ class CallState:
         return self.interventions >= limit
 
     def move_to_front(self, trace: CachedTrace) -> None:
-        """Look at a trace first: data is likely to decide the next call alike."""
+        """Try a trace first from now on: data is likely to take the same branch in the next call."""
         if trace in self.traces:
             self.traces = (trace, *(other for other in self.traces if other is not trace))
 
     def drop_decided(self) -> tuple[CachedTrace, ...]:
-        """Forget the traces that follow branches which data decides; returns them."""
+        """Forget the traces with branches that data decides; returns them."""
         dropped = tuple(trace for trace in self.traces if trace.traced.decided)
         self.traces = tuple(trace for trace in self.traces if not trace.traced.decided)
         return dropped

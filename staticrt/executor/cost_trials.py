@@ -2,7 +2,7 @@
 
 Each call of a split function pays for Dynamo's guards and for the entry of every partial graph, a few hundred
 microseconds. Partial graphs of a few small operators do not save that much. So after a warm-up a few calls of the same
-sizes run split and a few eagerly, and the faster way stays. Both give eager's result, so a wrong guess costs time only.
+sizes run split and a few eagerly, and the faster way is kept. Both give eager's result, so a wrong choice only costs time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CostTrials:
     """The trials of one call key.
 
     Args:
-        measured: whether time may decide; else calls run split until Dynamo has nothing to compile.
+        measured: whether timings decide; else calls run split until Dynamo has nothing to compile.
     """
 
     def __init__(self, measured: bool) -> None:

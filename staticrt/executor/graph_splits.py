@@ -72,7 +72,7 @@ class GraphSplits:
         ]
 
     def forget(self) -> None:
-        """Compile anew what runs from now on."""
+        """Drop what was compiled; later calls compile again."""
         with self._lock:
             self._inference = self._training = None
 
@@ -84,7 +84,7 @@ class GraphSplits:
 
         Raises:
             NotCompiled: Dynamo gave up before the function ran, or one of the first calls raised and had no effect that
-                eager would repeat. Code that asks whether it is being compiled may raise where eager does not. After a
+                eager would repeat. Code that checks whether it is being compiled may raise where eager does not. After a
                 call that raised and had effects, the next call like it raises this at once.
         """
         with self._lock:
@@ -173,7 +173,7 @@ class GraphSplits:
 class _Maker:
     """Makes the partial graphs of a function, which it does not refer to.
 
-    Dynamo may keep all of them and this object for good (`frontend/dynamo/resets.py`).
+    Dynamo may keep all of them and this object permanently (`frontend/dynamo/resets.py`).
 
     Args:
         make_executor, options: as of `GraphSplits`.

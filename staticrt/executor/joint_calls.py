@@ -51,12 +51,12 @@ _MATERIALIZE = "set_materialize_grads"  # Dynamo traces custom Functions without
 
 
 class LeftToEager(Exception):
-    """This call must run eagerly: Dynamo would not do as eager does, or the call may be wrong. Nothing has run.
+    """This call must run eagerly: Dynamo would differ from eager, or the call may be wrong. Nothing has run.
 
     Args:
         reason, where: why, as in `Failure`.
-        answered: to be called once the eager call has returned.
-        lasts: every call like it runs eagerly for this reason.
+        answered: the caller calls it after the eager call has returned.
+        lasts: every call of its kind runs eagerly for this reason.
     """
 
     def __init__(self, reason: str, where: str, answered: Callable[[], object], lasts: bool = False) -> None:
@@ -72,8 +72,8 @@ class NeedsNone(Exception):
 
     Args:
         call: the call.
-        is_new: a trace of this call has just shown it; else an earlier call's trace did, maybe under other guards.
-        ask_again: to be called where no trace without a backward serves the call.
+        is_new: a trace of this call has just shown it; else an earlier call's trace did, possibly under other guards.
+        ask_again: the caller calls it if no trace without a backward serves the call.
     """
 
     def __init__(self, call: Call, is_new: bool, ask_again: Callable[[], object]) -> None:
@@ -260,8 +260,8 @@ class JointCalls:
             raise error
         # Eager shows whether a call that raises is wrong, and state that it creates exists in the next call.
         eager_first = not isinstance(error, CannotTrace) or isinstance(error, ModelChanges)
-        # State that the first call creates exists in the next one, a warning is given once, and a wrong call may be
-        # followed by a right one.
+        # State that the first call creates exists in the next one, a warning is issued once, and a correct call may
+        # follow a wrong one.
         transient = eager_first or "changes" in reason
         state.changes += not eager_first or self._options.fullgraph
         state.failure = Failure(
@@ -276,7 +276,7 @@ class JointCalls:
         self.states.keep(_key(call), state)
 
     def _forgotten(self, state: CallState) -> None:
-        """Drop the traces of a key whose objects are gone: they serve no further call and must hold no tensors."""
+        """Drop the traces of a key whose objects are gone, because they serve no further call and would hold tensors."""
         self.traces = tuple(trace for trace in self.traces if trace not in state.traces)
         self._fast.forget()
 
@@ -405,10 +405,10 @@ def _key(call: Call) -> tuple[Any, ...]:
 
 
 def _ran(state: CallState) -> None:
-    """Take the state after an eager call as the one to watch."""
+    """Watch the state as it is after an eager call."""
     if state.watched is not None:
         state.watched.ran()
 
 
 def _nothing() -> None:
-    """Nothing is to be done after such an eager call."""
+    """Do nothing after such an eager call."""

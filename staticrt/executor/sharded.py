@@ -1,8 +1,7 @@
 """Modules under FSDP2's `fully_shard`: the forwards of their parts run compiled, between the hooks that gather weights.
 
-Those hooks are Python and collectives that no graph holds: they put whole parameters where the sharded ones are, and
-take them away after the call. What lies between them is traced like any module. All private names of `fully_shard` are
-here.
+Those hooks are Python and collectives that no graph holds: they replace sharded parameters by whole ones, and restore them
+after the call. The code between the hooks is traced like any module. All private names of `fully_shard` are here.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from staticrt.options import Options
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
 from staticrt.torch_private import hidden_from_dynamo, saved_tensors_are_packed
 
-# What `nn.Module.__call__` has run already, or runs afterwards, where it calls the forward.
+# Hooks that `nn.Module.__call__` runs before or after it calls the forward.
 _HOOKS = (
     *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
@@ -53,7 +52,7 @@ class ShardedExecutor(Executor):
 
     def __init__(self, function: nn.Module, options: Options, name: str) -> None:
         super().__init__(function, options, name)
-        # A gathered weight comes in memory of its own in each call, without a new version: nothing made of it is kept.
+        # Each call gathers a weight into new memory without a new version, so values derived from it are not kept.
         options = dataclasses.replace(options, values={**options.values, "freeze": False})
         self._parts = {
             path or name: _Part(module, Executor(module, options, path or name))
@@ -100,7 +99,7 @@ class _Part:
         executor: runs the module.
 
     Attributes:
-        eager_calls: calls whose saved tensors somebody packs.
+        eager_calls: calls under hooks on saved tensors.
     """
 
     def __init__(self, module: nn.Module, executor: Executor) -> None:

@@ -1,4 +1,4 @@
-"""What an executor can say of itself at one moment: what reports, `explain()` and archives read."""
+"""A snapshot of an executor's state, which reports, `explain()` and archives read."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class TraceCache:
 
         Raises:
             RuntimeError: work that the caller enqueued on a device failed. Tracing waits for devices, and would
-                take that for an error of its own.
+                treat that as an error of the trace.
         """
         wait_for_devices(progress.call.leaves)
         return keeping_thread_state(lambda: self._trace_until_done(progress))
@@ -196,7 +196,7 @@ class TraceCache:
         return Outcome.TRACED
 
     def _forgotten(self, state: CallState) -> None:
-        """Traces of objects that are gone serve no further call."""
+        """Drop traces of objects that are gone, because they serve no further call."""
         for trace in state.traces:
             if trace in self.kept:
                 self.kept.remove(trace)

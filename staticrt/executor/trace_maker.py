@@ -1,4 +1,4 @@
-"""Traces of one function: what is asked of the frontend, and what is built from its graph."""
+"""Makes the traces of one function: requests a graph from the frontend and builds an executable from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class TraceMaker:
-    """Asks for traces of a function, and makes them ready to run.
+    """Requests traces of a function and makes them ready to run.
 
     Args:
         function, options, name, is_partial, known: as of `Executor`.
@@ -134,7 +134,7 @@ class TraceMaker:
         )
 
     def _remade(self, traced: TracedGraph, snapshot: Snapshot) -> RemadeTensors | None:
-        """None where the trace must run on the very tensors that it was made with, or reads none that a model makes anew."""
+        """None if the trace must run on the same tensors that it was made with, or reads none that a model replaces."""
         options = self._options
         if (
             traced.mutates

@@ -2,9 +2,9 @@
 
 Most models are traced in a fraction of a second. Sizes that torch tracks with sympy, and graphs that Dynamo cuts again
 and again, can take minutes. So each call has an account of CPU seconds of its thread (waiting for other processes costs
-nothing). Tracing charges the account and checks it at every operator or instruction. A trace of a whole
-model with its backward that runs out of time is tried with constant sizes; any other leaves the rest to Dynamo. A
-function that Dynamo does not finish runs eagerly, and the functions that it calls are tried in turn with what is left.
+nothing). Tracing charges the account and checks it at every operator or instruction. If a trace of a whole model with its
+backward runs out of time, it is tried again with constant sizes; other calls go to Dynamo. A function that Dynamo does not
+finish runs eagerly, and the functions that it calls are tried in turn with the time left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The traced graph: what the frontend hands to passes and lowering.
+"""The traced graph, which the frontend passes to `passes` and lowering.
 
 A `TracedGraph` is functional ATen on an `fx.Graph`:
 
@@ -11,7 +11,7 @@ A `TracedGraph` is functional ATen on an `fx.Graph`:
 - Writes are explicit: after the functional part, `aten.copy_.default(placeholder, value)` nodes write back what
   eager would have written into a parameter, buffer, constant or the caller's tensor. Nothing else writes.
 - The output node holds one flat tuple. An entry is a node or a Python constant. An entry that is a placeholder is
-  that very tensor, and one that reaches a placeholder through view operators aliases it, exactly as in eager.
+  that tensor itself, and one that reaches a placeholder through view operators aliases it, exactly as in eager.
   The same node twice is the same tensor twice.
 """
 
@@ -137,7 +137,7 @@ class GuardSet:
 
 @dataclasses.dataclass
 class TracedGraph:
-    """One trace of a model; see the module's docstring for what always holds of it.
+    """One trace of a model; see the module's docstring for its invariants.
 
     Args:
         module: the graph, with sub-modules for control flow.
@@ -148,7 +148,7 @@ class TracedGraph:
         guards: conditions on sizes; another trace is needed where they fail.
         route: how it was traced ("trace", "dynamo").
         random: the graph draws random numbers, in eager's order.
-        decided: branches that data decides and that the graph follows: it stops where data decides otherwise.
+        decided: branches that data decides; the graph follows them and stops if data takes another branch.
         same: (index, first index) of each of the caller's leaves that is the same tensor as an earlier one.
         inference_outputs: indices of the outputs that are inference tensors because the model turns that mode on.
         catches: the model's code may go on after an error, which a graph does not: its call runs eagerly then.

@@ -66,7 +66,7 @@ def _without_monitor(kind: Any) -> Any:
 
 
 class _NeverRaises:
-    """A stream that may be gone: tqdm keeps its lock for good where a write raises."""
+    """A stream that may be closed: tqdm keeps its lock permanently if a write raises."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -57,7 +57,7 @@ _location = threading.local()
 
 
 def set_location(place: tuple[str, int, str, str] | None) -> None:
-    """Say where in a model that is not Python code this thread is, until told otherwise.
+    """Set the location of this thread in a model that is not Python code.
 
     Args:
         place: file, line (or node number), function (or operator) and text; None: look at Python frames again.
@@ -87,7 +87,7 @@ class CannotTrace(Exception):
 
 
 class ModelChanges(CannotTrace):
-    """The model changed state of its own while it was recorded: a later call may find that done.
+    """The model changed its own state while it was recorded; a later call may not change it again.
 
     Args:
         paths: what changed, as `Snapshot.changes` gives it.
@@ -134,7 +134,7 @@ class TooSlow(CannotTrace):
 
 
 class NeedsConstants(CannotTrace):
-    """The model uses a symbolic number where only a number will do: the trace needs constant numbers."""
+    """The model uses a symbolic number where a number is required: the trace needs constant numbers."""
 
     def __init__(self) -> None:
         super().__init__("a number that data decides is used by its type or as a key")
@@ -248,7 +248,7 @@ def layer_of(frame: FrameType | None, layers: Mapping[int, str]) -> Mapping[str,
 
 
 def _meta_of_generated(frame: FrameType) -> Mapping[str, Any]:
-    """What Dynamo noted of the model where a line of a GraphModule's generated code was made from it."""
+    """The model line that Dynamo noted for a line of a GraphModule's generated code."""
     module = frame.f_locals.get("self")
     lines = getattr(module, "_lineno_map", None)
     index = lines.get(frame.f_lineno - getattr(module, "_prologue_start", 0)) if lines else None
@@ -300,7 +300,7 @@ def signal_handlers() -> frozenset[CodeType]:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a signal handler raised an exception: then it is for the caller, and says nothing of the model."""
+    """Whether a signal handler raised an exception, which must reach the caller and is not an error of the model."""
     codes = {frame.f_code for frame, _line in traceback.walk_tb(error.__traceback__)}
     found = _INTERRUPT in vars(error) or not codes.isdisjoint(signal_handlers())
     if found:

@@ -1,4 +1,4 @@
-"""Tensor subclasses among a graph's inputs, taken apart into the tensors they wrap: quantised weights, DTensors."""
+"""Flattens tensor subclasses among a graph's inputs into the tensors that they wrap: quantised weights, DTensors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Unwrapped:
 
     @staticmethod
     def serves(inputs: Sequence[Any], known: KnownInputs) -> bool:
-        """Whether some inputs are subclasses, and all of these of constant sizes."""
+        """Whether some inputs are subclasses, all of them with constant sizes."""
         wrapped = [i for i, value in enumerate(inputs) if is_traceable_wrapper_subclass(value)]
         return bool(wrapped) and all(all(known.constant_sizes.get(i, (False,))) for i in wrapped)
 
     def known(self, inputs: Sequence[Any], known: KnownInputs) -> KnownInputs:
-        """What is known of the tensors inside, where `known` says it of the inputs."""
+        """The facts in `known` about the inputs, as facts about the tensors inside."""
         symbolic: set[int] = set()
         weights: set[int] = set()
         sizes: dict[int, tuple[bool, ...]] = {}

@@ -27,7 +27,7 @@ def certainly(run: Callable[[], T], undo: Callable[[BaseException], None]) -> T:
     """What `run` returns.
 
     Args:
-        undo: is called where an exception leaves `run`, and again where a second exception ended it.
+        undo: called when an exception leaves `run`, and again if a second exception interrupts it.
     """
     undone = False
     try:

@@ -251,7 +251,7 @@ class _Functionalizer:
         self._copy(node)
 
     def _store_placeholder(self, storage: int, root: fx.Node) -> None:
-        """Write what earlier operators made of a placeholder into it; aliases are taken from it anew."""
+        """Write a placeholder's current value into it; later readers of aliases make their views again."""
         if self.version[storage] == self.stored.get(storage, 0):
             return
         placeholder = self.placeholders[root]
@@ -280,9 +280,7 @@ class _Functionalizer:
                 value if function is None else self._call(inverse_view, function, base, value, args, kwargs)
             )
             node = parent
-        if _strides(value) != _strides(
-            node.meta["val"]
-        ):  # memory keeps its layout, whatever is written into it
+        if _strides(value) != _strides(node.meta["val"]):  # memory keeps its layout when it is written
             value = self._call(aten.copy.default, self.env[node], value)
         self.version[storage] += 1
         self.env[node] = value
@@ -310,7 +308,7 @@ class _Functionalizer:
             if root.op == "placeholder":
                 self._store_placeholder(storage, root)
             elif self.version[storage] > 0:
-                # Outputs take their view chains anew from the root, so that they alias as in eager.
+                # Outputs make their view chains again from the root, so that they alias as in eager.
                 self.version[storage] += 1
                 self.current[root] = self.version[storage]
         return self.done

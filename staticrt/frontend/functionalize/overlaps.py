@@ -90,7 +90,7 @@ def _is_read_too(node: fx.Node, target: fx.Node) -> bool:
 
 
 def _has_elements_apart(node: fx.Node) -> bool:
-    """Whether no two indices are one element. Of views that can be written only `as_strided` may make such."""
+    """Whether no two indices are one element. Among writable views, only `as_strided` may make overlapping ones."""
     if all(step.view is not aten.as_strided.default for step in _path(node)):
         return True
     value = node.meta["val"]

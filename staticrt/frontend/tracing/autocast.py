@@ -1,7 +1,7 @@
 """Autocast on CPU as a model being traced sees it.
 
-A tracer runs below autocast, where torch answers that it is off, and where an operator that is taken apart would
-meet none of its casts. So what the model turns on and off is noted, and turned on again for the parts.
+A tracer runs below autocast, where torch reports that it is off and where the operators of a decomposition would not be
+cast. So the tracer notes what the model turns on and off, and turns it on again for decompositions.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def for_parts() -> Iterator[None]:
-    """In a tracer's handler: operators called here meet autocast as the model's own calls do."""
+    """In a tracer's handler: autocast applies to operators called in this block as to the model's own calls."""
     if not _state.on:
         yield
         return

@@ -1,10 +1,10 @@
-"""What torch returns in a thread that traces when code asks whether it is being compiled.
+"""`torch.compiler.is_compiling()` and the like return True in threads that trace.
 
-Where torch says that it compiles, models leave out what no graph holds, and operators such as `torch.cond` reach the tracer
-whole. torch keeps that answer in a variable of the process, which all threads read. So its two functions get code, once,
-that checks the thread first. They stay the same objects, have the same source and signature,
-and answer as before in any thread that does not trace: nothing is set when a trace begins, and nothing is to be put back
-when it ends, is interrupted, or another thread forks.
+If torch reports that it compiles, models skip code that no graph holds, and operators such as `torch.cond` reach the tracer
+whole. torch keeps that answer in a variable of the process, which all threads read. So its two functions get new code,
+once, that checks the thread first. They stay the same objects with the same source and signature, and return the same as
+before in threads that do not trace. So nothing is set when a trace begins, and nothing has to be restored when it ends, is
+interrupted, or another thread forks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPTIMIZER_VALUE: types.CodeType = _optimizers._get_value.__code__
 
 @hidden_from_dynamo  # which compiles what eager code calls between graph breaks, this as well
 def _is_compiling() -> bool | None:
-    """What `torch.compiler.is_compiling` returns; None: what torch says."""
+    """What `torch.compiler.is_compiling` returns in this thread; None: torch's own answer."""
     if not thread.traces:
         return False if _others and _is_of_others() else None
     asker = sys._getframe(2)
@@ -55,7 +55,7 @@ _others: list[int] = []
 
 @contextlib.contextmanager
 def dynamo_compiles() -> Iterator[None]:
-    """Inside the block Dynamo compiles for this thread alone."""
+    """Context manager: Dynamo compiles for this thread only."""
     before = depth()
     _others.append(threading.get_ident())
     try:
@@ -76,7 +76,7 @@ def put_back(depth_before: int) -> None:
 
 
 def _is_of_others() -> bool:
-    """Whether nothing compiles in this thread, which keeps what it traces for itself."""
+    """Whether nothing compiles in this thread."""
     return (
         threading.get_ident() not in _others
         and torch._C._len_torch_dispatch_stack() == 0
@@ -109,7 +109,7 @@ def _refuse_nested_batch(names: dict[str, Any]) -> None:
 
 
 def _ask_the_thread_first(function: types.FunctionType, ask: Callable[[], bool | None]) -> None:
-    """Give a function of torch's without arguments code that returns what `ask` says, and else what torch does."""
+    """Give a function of torch without arguments new code: it returns the result of `ask`, or torch's answer for None."""
     code = function.__code__
     before = types.FunctionType(
         code, function.__globals__, code.co_name, function.__defaults__, function.__closure__

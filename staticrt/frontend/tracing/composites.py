@@ -1,7 +1,7 @@
-"""Which operators are recorded whole, which are taken apart, and quick shape rules.
+"""Which composite operators are recorded whole and which are decomposed.
 
-Below autograd a composite operator reaches the tracer undecomposed. It stays whole if it neither writes nor aliases
-(`linear`), which its schema and its run over fake tensors tell, and is torch's own; otherwise its C++ decomposition is recorded
+Below autograd a composite operator reaches the tracer undecomposed. It stays whole (`linear`) if it is torch's own and
+neither writes nor aliases, which its schema and its run over fake tensors show; otherwise its C++ decomposition is recorded
 (`reshape` becomes `view`, or `clone` and `_unsafe_view`).
 """
 
@@ -187,8 +187,8 @@ def _gru_cell(
 def _check_single_elements(x: torch.Tensor) -> None:
     """A dimension of one element needs a trace of its own in batch_norm's backward; other sizes are guarded.
 
-    torch's kernel then takes some permuted tensors for row-major ones: its results depend on strides that mean nothing, and
-    these are eager's only where each operator was recorded for these very sizes.
+    torch's kernel then treats some permuted tensors as row-major: its results depend on strides without meaning, and they
+    are eager's only if each operator was recorded for exactly these sizes.
     """
     if any(isinstance(size, torch.SymInt) and size == 1 for size in x.shape):
         raise NeedsConstants
