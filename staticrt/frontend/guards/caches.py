@@ -118,7 +118,7 @@ class CacheRecord(Compared):
         return None if emptied else hits + misses
 
     def changes(self) -> Iterable[str]:
-        """Entries that calls found are gone, or entries that they made may have changed since without a record."""
+        """The cache, if entries that calls found are gone or entries that they made may have changed without a record."""
         calls, bound = self._calls(), self._info.maxsize
         lost = calls is None or (
             bound and calls > bound and not _holds_all(entries_of(self.cache), self._before)
@@ -131,7 +131,7 @@ class CacheRecord(Compared):
         return [entry for entry in found if not holds_fakes(entry[1])]
 
     def restore(self) -> None:
-        """Dropped entries cannot be restored; entries that calls made and that may have changed are removed."""
+        """Remove entries that calls made and that may have changed; dropped entries cannot be restored."""
         if unknown := self._unknown():
             before = {id(value) for _key, value in self._before}
             take_out(self.cache, [entry for entry in unknown if id(entry[1]) not in before])

@@ -219,7 +219,7 @@ class Reads:
             self._module(sys.modules[name], frozenset(self._snapshot.read_names), frame)
 
     def _first_argument(self, frame: types.FrameType, first: Any) -> None:
-        """The class whose function a method most likely is: that of its first argument."""
+        """Add the class of a method's first argument, of which it most likely is a function."""
         owner = first if isinstance(first, type) else type(first)
         if first is _MISSING or issubclass(owner, torch.Tensor):
             return

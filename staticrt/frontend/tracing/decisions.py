@@ -1,9 +1,8 @@
 """Branches that data decides: `if mask.any():`, `for i in range(int(n)):`.
 
-A graph has no branches of Python's. Where a model asks for a number or truth value that only data tells, the
-trace computes it from the call's own arguments, follows the branch that eager would take, and leaves a node that
-checks the same answer in every later call. Where the check fails nothing has been written yet: the executor takes
-another trace, or makes one.
+A graph has no Python branches. If a model reads a number or truth value that depends on data, the trace computes it from
+the call's own arguments, follows the branch that eager would take, and records a node that checks the same value in every
+later call. When the check fails nothing has been written yet, and the executor takes another trace or makes one.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ aten = torch.ops.aten
 
 
 class Decisions:
-    """Answers of one trace to what data decides.
+    """The values that one trace reads of data.
 
     Args:
         tracer: the trace's tracer.
@@ -44,7 +43,7 @@ class Decisions:
         self._answers: dict[Any, Any] = {}
 
     def decide(self, expr: Any) -> Any:
-        """What `expr` is for this call's data, as a sympy value; None: unknown here."""
+        """The value of `expr` for this call's data, as a sympy value; None if unknown."""
         import sympy
 
         if expr in self._answers:
@@ -64,7 +63,7 @@ class Decisions:
         return answer
 
     def value_now(self, expr: Any) -> Any:
-        """What `expr` is for this call's data; None: unknown here. Later calls do not check it."""
+        """The value of `expr` for this call's data; None if unknown. Later calls do not check it."""
         with _unwatched(self._tracer):
             node = self._tracer.symbols.from_expr(expr, self._tracer.shape_env)
             return self._value_of(node) if isinstance(node, fx.Node) else node
@@ -79,7 +78,7 @@ class Decisions:
         return value if isinstance(value, (bool, int, float)) else None
 
     def _check(self, node: fx.Node, value: Any) -> None:
-        """Record that the program holds only where `node` is `value`."""
+        """Record that the program is valid only if `node` equals `value`."""
         tracer = self._tracer
         graph = tracer.graph
         condition = node
@@ -115,8 +114,8 @@ _DRAWN = object()  # stands for random numbers, and what is computed from them
 class _RealRun:
     """Recorded nodes, run on real arguments.
 
-    Only what a decision needs is run; where that reads what was written, all nodes, in order, on copies. Random
-    numbers are never drawn: those of the process are the call's own to draw, and other threads draw from them meanwhile.
+    Only nodes that a decision needs are run; if they read written values, all nodes are run, in order, on copies. Random
+    numbers are never drawn, because the call itself draws them later and other threads draw meanwhile.
     """
 
     def __init__(self, tracer: Tracer, leaves: Sequence[Any]) -> None:
@@ -127,7 +126,7 @@ class _RealRun:
         self._copies: dict[int, torch.UntypedStorage] = {}
 
     def still_fits(self) -> bool:
-        """False once the graph has gained its first write."""
+        """False once the graph has a write."""
         return self._in_order == self._tracer.writes
 
     def value_of(self, node: fx.Node) -> Any:
@@ -180,7 +179,7 @@ class _RealRun:
         return self._own(self._leaves[int(str(node.target).removeprefix("arg_"))])
 
     def _own(self, value: Any) -> Any:
-        """A tensor that the run may write: on a copy of its bytes, shared as the original's are."""
+        """A tensor that the run may write: a copy, which shares memory with other copies as the original does."""
         if not self._in_order or not isinstance(value, torch.Tensor):
             return value
         storage = value.untyped_storage()
@@ -203,7 +202,7 @@ def _read_written(nodes: Sequence[fx.Node], wanted: set[fx.Node]) -> bool:
 
 
 def memory_of(nodes: Iterable[fx.Node]) -> set[int]:
-    """Where the fake values of nodes lie."""
+    """The storages of the fake values of nodes."""
     values = tree_leaves([each.meta.get("val") for each in nodes])
     return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 

@@ -1,9 +1,9 @@
-"""Find what model code keeps of a trace: fake tensors and symbolic numbers that outlive it.
+"""Find values that model code keeps from a trace: fake tensors and symbolic numbers that outlive it.
 
-A cache of the model's (`functools.lru_cache`, an attribute of a function or a parameter) that holds a fake tensor
-would hand it to eager code. So once the run is over and the state that the snapshot knows is restored, the references to
-each fake value are counted: those beyond the tracer's own are the model's. Only then the garbage collector's lists are
-searched for the holders, and the values are removed from them.
+A cache of the model (`functools.lru_cache`, an attribute of a function or a parameter) that holds a fake tensor would
+return it to eager code. So after the run, when the state that the snapshot knows is restored, the references to each fake
+value are counted. If there are more than the tracer's own, the garbage collector's lists are searched for the holders, and
+the values are removed from them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _owned_by_cpp() -> int:
 
 
 class Escapes:
-    """What outlives one trace; opened before it makes its first fake.
+    """Finds the values that outlive one trace. Open it before the trace makes its first fake.
 
     Args:
         mode: the trace's `TraceFakeMode`.
@@ -65,7 +65,7 @@ class Escapes:
 
     def open(self) -> None:
         """Watch what is made from here on."""
-        # What is alive grows older now; from here on the youngest generation holds what the trace makes.
+        # Objects that are alive now leave the youngest generation, which from here on holds what the trace makes.
         gc.collect(0)
         gc.callbacks.append(self._before_collection)
 
@@ -119,9 +119,9 @@ class Escapes:
         return _Holders(alive, self._made, roots).release() if alive else []
 
     def undo_gradients(self, before: Mapping[int, Any]) -> list[str]:
-        """Put back the `.grad` of real tensors where the run set it, also to a fake that only C++ refers to; as `undo`.
+        """Restore the `.grad` of real tensors where the run set it, also to a fake that only C++ refers to; as `undo`.
 
-        It looks at every tensor there is: only for code that names what sets the attribute.
+        It looks at every tensor of the process, so call it only for code that names functions which set the attribute.
 
         Args:
             before: gradients before the run, by the ids of their tensors; those of others are cleared.
@@ -235,7 +235,7 @@ class _Holders:
         self._found: list[str] = []
 
     def release(self) -> list[str]:
-        """Undo each reference; phrases that say where they were."""
+        """Undo each reference; returns phrases that say where they were."""
         ignored = self._ours | _running_frames() | {id(self._values), id(self.__dict__), id(self)}
         level = self._values
         keep: list[Any] = []  # so that ids stay theirs

@@ -51,7 +51,7 @@ _NO_VALIDATOR = types.SimpleNamespace(translation_validation_enabled=lambda: Fal
 
 
 def _import(name: str, *args: Any, **kwargs: Any) -> Any:
-    """`__import__` that gives stand-ins for what would load Dynamo."""
+    """`__import__` that returns stand-ins for modules that would load Dynamo."""
     if name == _VALIDATOR:
         return _NO_VALIDATOR
     if name == "torch._dynamo.config":
@@ -62,9 +62,9 @@ def _import(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def without_dynamo(function: Any) -> Callable[..., Any]:
-    """A function of torch's that does not load Dynamo for its settings: the same code, with imports of its own.
+    """A function of torch that does not load Dynamo for its settings: the same code, with other imports.
 
-    Where Dynamo is loaded, its settings hold, and the function is returned as it is.
+    If Dynamo is loaded, its settings apply, and the function is returned as it is.
     """
     if "torch._dynamo" in sys.modules:
         return function  # type: ignore[no-any-return]
@@ -104,8 +104,8 @@ def _is_symbolic(value: Any) -> bool:
 class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """The fake tensor mode of a trace.
 
-    Dynamo meets no recorded run, so that nothing wraps the dispatch against it; results are not cached, as with
-    symbolic sizes that costs more than it saves, and adds guards.
+    Dynamo never sees a recorded run, so the dispatch is not wrapped against it. Results are not cached, because with
+    symbolic sizes that costs more than it saves and adds guards.
 
     Args:
         sizes: what answers for symbolic sizes: a ShapeEnv, or a SizeEnv, with which torch's own rules are asked
@@ -153,7 +153,7 @@ class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             self.sizes.give_up(f"{func}: {error}")
 
     def _quick(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a rule says of an operator, or of those that a composite one is made of."""
+        """The result of a rule for an operator, or for the operators of a composite one."""
         if func is torch.ops.prim.device.default:
             return args[0].device
         out = fake_by_rule(self, func, args, kwargs)
@@ -167,7 +167,7 @@ class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return out
 
     def _registered(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the rule that came with another library's operator says; None: it has none, or data decides sizes."""
+        """The result of the rule of another library's operator; None: it has none, or sizes depend on data."""
         rule = simple_registry.singleton.find(func.name()).fake_impl.kernel
         if rule is None:
             return None

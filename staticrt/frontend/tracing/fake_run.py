@@ -139,7 +139,7 @@ def run_on_fakes(
 
 
 def _check_memory(snapshot: Snapshot) -> None:
-    """No tensor of the model lies in the memory of a fake one.
+    """Check that no tensor of the model has the memory of a fake one.
 
     Raises:
         CannotTrace: one does.
@@ -159,7 +159,7 @@ def _check_attributes(request: TraceRequest) -> None:
 
 
 def _check_constants(request: TraceRequest, tracer: Tracer) -> None:
-    """No gradient is a constant of the graph: code that reads it names `.grad`, or a C function reads it, unseen.
+    """Check that no gradient is a constant of the graph: code names `.grad` to read it, or a C function reads it unseen.
 
     Raises:
         CannotTrace: one is.

@@ -1,7 +1,7 @@
 """The fused operators of torch.nn's transformer layers, written out.
 
-Eager takes them in evaluation. They are not quite what the layers' Python code computes: a row whose keys are all
-hidden is NaN, a mask of numbers hides where it is not 0, and results are contiguous
+Eager uses them in evaluation. They differ slightly from the layers' Python code: a row whose keys are all masked is NaN, a
+mask of numbers masks where it is not 0, and results are contiguous
 (aten/src/ATen/native/transformers/attention.cpp, transformer.cpp). What is written out here is recognised by passes.
 """
 
@@ -74,7 +74,7 @@ def _projections(
 
 
 def _hidden(mask: torch.Tensor, mask_type: int | None) -> torch.Tensor:
-    """Where keys are hidden, to be broadcast over scores [B, heads, T, S]."""
+    """The mask of keys, to be broadcast over scores [B, heads, T, S]."""
     hidden = mask if mask.dtype == torch.bool else mask != 0
     if mask_type == 1:  # [B, S]
         return hidden[:, None, None, :]

@@ -1,4 +1,4 @@
-"""What becomes of a graph once the model has run: its output, its inputs in order, checks of what data decided."""
+"""Finishes a graph after the model has run: its outputs, the order of its inputs, checks of what data decided."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ _AFTER_A_WRITE = "a branch that data decides, after a write that stays in place 
 
 
 def assert_data_dependent(tracer: Any) -> None:
-    """Conditions on numbers that data decides become assertions in the graph, before its first write.
+    """Add assertions of conditions on numbers that data decides, before the graph's first write.
 
-    Bounds of one number hold, or the model asked for them (`torch._check`). Other conditions were assumed for this call's
-    data: a call for which they do not hold takes another trace.
+    Bounds of one number always hold, or the model asserted them (`torch._check`). Other conditions were assumed for this
+    call's data: a call for which they do not hold takes another trace.
 
     Raises:
         CannotTrace: what a condition reads is made only after the first write.

@@ -1,4 +1,4 @@
-"""What a recorded graph gets from outside, each as a placeholder: arguments, real tensors, values around a body."""
+"""The inputs of a recorded graph, each a placeholder: arguments, real tensors, values from outside of a body."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class GraphInputs:
         return node
 
     def check_gradients(self, arguments: Iterable[tuple[Any, Any]], outputs: Sequence[Any] | None) -> None:
-        """No tensor has begun to require gradients, or ceased to, where the caller or autograd would see it.
+        """Check that no tensor has begun or ceased to require gradients where the caller or autograd would see it.
 
         Args:
             arguments: fake and real arguments.
@@ -141,7 +141,7 @@ class GraphInputs:
         if outputs is None:
             return
         known = {id(fake) for fake, _real in inputs}
-        # Without gradients, what is made for the call alone is not differentiated: only results are seen.
+        # Without gradients, temporary tensors are not differentiated: only results matter.
         made = self._tensors if torch.is_grad_enabled() else outputs
         for tensor in chain(made, outputs):
             if not isinstance(tensor, torch.Tensor) or id(tensor) in known:

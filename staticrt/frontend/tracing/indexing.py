@@ -1,8 +1,8 @@
 """Plain indexing of fake tensors while a model is recorded: `x[:, 3]`, `x[..., None]`.
 
-torch's own indexing asks each symbolic size whether it is larger than the index, and sympy answers in milliseconds. A
-model that takes its steps apart does so hundreds of times. What is plain is turned into views here, and the same
-conditions are noted; all else is torch's, as are all fake tensors that are not of a trace.
+torch's own indexing compares each symbolic size with the index, and sympy takes milliseconds for that. A model that
+unrolls its steps does so hundreds of times. Plain indexing is turned into views here, with the same guards; torch handles
+all other indexing, and all fake tensors that are not of a trace.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operators that make a tensor a view of what it was: `x.unsqueeze_(0)`, `x.t_()`."""
+"""Operators that turn a tensor into a view of its former self: `x.unsqueeze_(0)`, `x.t_()`."""
 
 from __future__ import annotations
 

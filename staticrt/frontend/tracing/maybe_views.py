@@ -51,7 +51,7 @@ class MaybeView:
 
     Attributes:
         source, copy: their fake storages.
-        nodes: that give the two tensors; None where a view has the copy's strides.
+        nodes: the nodes of the two tensors; None where a view has the copy's strides.
         is_view: eager makes a view of it for the sizes of this recording.
         is_guarded: it is so for all sizes that the recording serves.
     """
@@ -66,7 +66,7 @@ class MaybeView:
 def find(
     func: Any, source: torch.Tensor, result: torch.Tensor, node_of: Callable[[torch.Tensor], fx.Node]
 ) -> MaybeView | None:
-    """What the result of one of MAYBE_VIEWS may be; None where all sizes make it the same."""
+    """The possible copy that one of MAYBE_VIEWS makes; None if it is a view, or a copy, for all sizes."""
     if source.layout is not torch.strided:
         return None
     symbolic = any(isinstance(n, torch.SymInt) for n in (*source.shape, *source.stride(), *result.shape))

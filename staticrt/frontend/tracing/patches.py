@@ -28,7 +28,7 @@ def alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def tracing(oblivious: bool, autograd: bool = False) -> Iterator[None]:
-    """Let models see that they are being compiled, and control flow reach the tracer whole: in this thread alone.
+    """Let models see that they are being compiled, and let control flow reach the tracer whole, in this thread only.
 
     Args:
         oblivious: sizes 0 and 1 are like any other.

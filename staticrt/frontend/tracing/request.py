@@ -23,7 +23,7 @@ class TraceRequest:
 
     Args:
         function: a module or function. It runs once over fake tensors; no real data is touched.
-        spec: structure of the arguments `(args, kwargs)`. Their containers are rebuilt, never handed to the model.
+        spec: structure of the arguments `(args, kwargs)`. The model gets rebuilt containers, never the caller's.
         leaves: the flat arguments.
         sizing: how sizes are represented.
         names: readable names of the flat arguments, for messages.
@@ -34,7 +34,7 @@ class TraceRequest:
         autograd: record what autograd computes too: the function calls `backward()` or `autograd.grad` itself.
         derive: with `autograd`: called, while the tracer still records, with the tracer, the flat fake arguments and the
             flat outputs of the function; what it returns are further outputs of the graph.
-        decide: branches that data decides are followed as these arguments' values tell, with checks in the graph.
+        decide: follow branches that data decides by these arguments' values, with checks in the graph.
     """
 
     function: Callable[..., Any]
@@ -79,12 +79,12 @@ class TraceRequest:
 
     @property
     def is_constant(self) -> bool:
-        """No number of the caller's is symbolic."""
+        """Whether no number of the caller is symbolic."""
         return self.sizing.is_constant and not self.known.symbolic_ints
 
     @property
     def is_step(self) -> bool:
-        """The function is a training step, which reads and changes gradients itself."""
+        """Whether the function is a training step, which reads and changes gradients itself."""
         return self.autograd and self.derive is None
 
     def constant(self) -> TraceRequest:

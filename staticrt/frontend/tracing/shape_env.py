@@ -49,7 +49,7 @@ SymNode.rshift = _of_natural(SymNode.rshift)  # type: ignore[method-assign]
 
 
 class DecidingShapeEnv(ShapeEnv):
-    """A ShapeEnv that asks `decider` where it would raise that data decides."""
+    """A ShapeEnv that asks `decider` where torch's would raise because data decides."""
 
     decider: Decisions | None = None
 
@@ -68,12 +68,12 @@ class DecidingShapeEnv(ShapeEnv):
         return SLoc(framework_loc or model_line(), None), ""
 
     def has_index(self, size: torch.SymInt, index: int) -> bool:
-        """Whether this call's size has the element; False where data decides the size."""
+        """Whether the index is valid for this call's size; False where data decides the size."""
         hint = size.node.hint
         return isinstance(hint, int) and -hint <= index < hint
 
     def note_index(self, size: torch.SymInt, index: int) -> None:
-        """Guard on a size having an element, which `has_index` says it has: `size > index`."""
+        """Guard on an index being valid for a size, after `has_index` returned True: `size > index`."""
         expr, least = size.node.expr, index if index >= 0 else -1 - index
         if not expr.is_Integer and (expr, least) not in self._indexed:
             self._indexed.add((expr, least))
@@ -100,9 +100,9 @@ class DecidingShapeEnv(ShapeEnv):
         return GuardOnDataDependentSymNode(expr, f"data decides {unhinted_expr}")
 
     def guard_or_defer_runtime_assert(self, orig_expr: Any, msg: str, fx_node: Any = None) -> bool:  # type: ignore[override]
-        """As torch's; what it assumes must hold for the data of this call, or the trace would serve no call like it.
+        """As torch's, but an assumption must be true for this call's data; otherwise the trace would not serve this call.
 
-        Torch takes two sizes for equal where one that data decides meets another, and broadcasts neither.
+        Where a size that data decides is combined with another one, torch assumes that both are equal, without broadcasting.
 
         Raises:
             CannotTrace: two sizes differ.

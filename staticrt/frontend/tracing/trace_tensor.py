@@ -1,4 +1,4 @@
-"""Fake tensors that answer like the tensors that they stand for."""
+"""Fake tensors that model code cannot tell from tensors."""
 
 from __future__ import annotations
 

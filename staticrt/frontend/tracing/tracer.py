@@ -2,8 +2,8 @@
 
 `torch.export` traces twice (a pre-dispatch graph, then AOT's functional one) and through several layers of modes.
 Here one dispatch mode sits on a `FakeTensorMode`, below autograd: there every operator arrives whole, composite
-ones included, so one run gives the graph. Real tensors (parameters, buffers, globals) are met as the model uses
-them and become placeholders; the module is never changed. Symbolic sizes need no tracing of their own: an
+ones included, so one run gives the graph. Real tensors (parameters, buffers, globals) become placeholders when the model
+first uses them; the module is never changed. Symbolic sizes need no tracing of their own: an
 argument's sympy expression is turned into nodes where it is used.
 """
 
