@@ -38,7 +38,7 @@ def _unwrapped() -> Callable[[Exception], Exception]:
     from torch._dynamo.exc import ShortenTraceback
 
     class Unwrapped(ShortenTraceback):
-        """The class of errors that Dynamo passes on; at the end it raises the original error without its own frames."""
+        """An error that Dynamo passes on; at the end it raises the original error without its own frames."""
 
         def __init__(self, error: Exception) -> None:
             super().__init__(str(error), first_useful_frame=None)

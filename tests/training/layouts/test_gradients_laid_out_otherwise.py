@@ -1,13 +1,11 @@
 """Operators whose gradient lies in memory as the incoming one does where the trace says otherwise, or the reverse."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
-import staticrt
 from staticrt.training import optim
+from tests.support.against_eager import equal_eager
 
 LAYERS = {
     "batch norm": lambda: nn.BatchNorm2d(4),
@@ -59,24 +57,19 @@ def test_gradients_equal_eagers(against_eager, layer, layout):
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whole_steps(layer, layout):
-    torch.manual_seed(0)
-    model = Between(LAYERS[layer], layout)
-    other = copy.deepcopy(model)
-    seen = []
-    for each in (model, other):
-        optimizer = optim.SGD(each.parameters(), lr=0.01)
+    def train(compile):
+        model = Between(LAYERS[layer], layout)
+        optimizer = optim.SGD(model.parameters(), lr=0.01)
 
-        def step(x, each=each, optimizer=optimizer):
+        @compile
+        def step(x):
             optimizer.zero_grad()
-            loss = each(x).square().mean()
+            loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             return loss.detach()
 
-        run = staticrt.compile_step(step) if each is model else step
-        torch.manual_seed(1)
-        seen.append([run(torch.randn(3, 7)) for _ in range(4)])
-    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=1e-4, atol=1e-5)
-    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
-        assert mine.grad.stride() == theirs.grad.stride()
+        losses = [step(torch.randn(3, 7)) for _ in range(4)]
+        return losses, model.state_dict(), [p.grad.stride() for p in model.parameters()]
+
+    equal_eager(train, rtol=1e-4, atol=1e-5)
