@@ -16,7 +16,7 @@ import torch
 from staticrt import locks, torch_private, tuning
 from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallStates
-from staticrt.executor.trace_maker import TraceMaker
+from staticrt.executor.trace_maker import TraceMaker, constant_ints
 from staticrt.frontend import budget
 from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.dynamo.parallel import bucket_limits
@@ -34,7 +34,6 @@ from staticrt.runtime.cached_trace import (
     Failure,
     beyond_trace,
     share_memory,
-    tensor_metadata,
     undo_of,
 )
 from staticrt.runtime.call import Call
@@ -353,9 +352,7 @@ class JointCalls:
                 torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED),
             ):
                 traced = trace(request)
-                if not request.snapshot.complete:
-                    raise CannotTrace("the model reaches more containers than can be guarded")
-                self._maker.tell(traced, " with its backward")
+                self._maker.check(request, traced, " with its backward")
                 alone, executable = build_joint(
                     traced,
                     request.derive,  # type: ignore[arg-type]
@@ -370,14 +367,7 @@ class JointCalls:
             if following is None:
                 raise
             return following
-        symbolic = request.known.symbolic_ints
-        return CachedTrace(
-            traced=alone,
-            executable=executable,
-            state=request.snapshot.guard(),
-            ints=tuple((i, v) for i, v in call.key.ints if i not in symbolic),
-            metadata=tensor_metadata(alone.values),
-        )
+        return CachedTrace(alone, executable, request.snapshot.guard(), constant_ints(call, request))
 
     def _refuse_options(self) -> None:
         options = self._options

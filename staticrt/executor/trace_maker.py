@@ -21,7 +21,7 @@ from staticrt.frontend.tracing.sizing import Sizing
 from staticrt.lowering.lower import listing
 from staticrt.options import Options
 from staticrt.runtime import executable
-from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
+from staticrt.runtime.cached_trace import CachedTrace
 from staticrt.runtime.call import Call
 from staticrt.shapes.size_env import NeedsShapeEnv
 
@@ -119,19 +119,11 @@ class TraceMaker:
             PassError, LoweringError: the graph cannot be compiled.
             WrittenDonation: the model writes an argument that is donated.
         """
-        if not request.snapshot.complete:
-            raise CannotTrace("the model reaches more containers than can be guarded")
-        self.tell(traced, "")
+        self.check(request, traced)
         built = self._executable(traced)
-        symbolic = request.known.symbolic_ints
-        return CachedTrace(
-            traced=traced,
-            executable=built,
-            state=request.snapshot.guard(),
-            ints=tuple((i, v) for i, v in call.key.ints if i not in symbolic),
-            metadata=tensor_metadata(traced.values),
-            remade=self._remade(traced, request.snapshot),
-        )
+        state = request.snapshot.guard()
+        remade = self._remade(traced, request.snapshot)
+        return CachedTrace(traced, built, state, constant_ints(call, request), remade=remade)
 
     def _remade(self, traced: TracedGraph, snapshot: Snapshot) -> RemadeTensors | None:
         """None if the trace must run on the same tensors that it was made with, or reads none that a model replaces."""
@@ -147,8 +139,14 @@ class TraceMaker:
         constants = [value for spec, value in own if spec.kind == "constant" and not spec.literal]
         return (constants or None) and (RemadeTensors(snapshot, constants) or None)
 
-    def tell(self, traced: TracedGraph, what: str) -> None:
-        """Log a trace: TORCH_LOGS="staticrt", and its graph with "+staticrt"."""
+    def check(self, request: TraceRequest, traced: TracedGraph, what: str = "") -> None:
+        """Check that a trace can be guarded, and log it: TORCH_LOGS="staticrt", and its graph with "+staticrt".
+
+        Raises:
+            CannotTrace: nothing could guard the trace.
+        """
+        if not request.snapshot.complete:
+            raise CannotTrace("the model reaches more containers than can be guarded")
         graph = traced.module.graph
         log.info("traced %s%s: %d nodes", self._name, what, len(graph.nodes))
         if log.isEnabledFor(logging.DEBUG):
@@ -172,6 +170,11 @@ class TraceMaker:
         from staticrt.graphs.compiled import CapturedExecutable
 
         return CapturedExecutable(built, traced, options.graphs, self._name)
+
+
+def constant_ints(call: Call, request: TraceRequest) -> tuple[tuple[int, int], ...]:
+    """The ints among a call's leaves that are constants of the trace."""
+    return tuple((i, v) for i, v in call.key.ints if i not in request.known.symbolic_ints)
 
 
 def _module_of(function: Callable[..., Any]) -> Any:

@@ -32,11 +32,12 @@ class CachedTrace:
     executable: Executable
     state: StateGuard
     ints: tuple[tuple[int, int], ...]  # int leaves that are constants of this trace
-    metadata: list[Any]
+    metadata: list[Any] = dataclasses.field(init=False)  # of the model's tensors
     calls: int = 0
     remade: RemadeTensors | None = None  # finds tensors of the model's that others have replaced
 
     def __post_init__(self) -> None:
+        self.metadata = tensor_metadata(self.traced.values)
         self._first_values = self.traced.values if self.remade is not None else ()
 
     @functools.cached_property

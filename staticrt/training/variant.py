@@ -60,7 +60,7 @@ class Variant:
         self.traced = traced
         self.key = call.key
         self._sizes = _sizes_of(call.leaves)
-        self._entry = CachedTrace(traced, executable, state, call.key.ints, tensor_metadata(traced.values))
+        self._entry = CachedTrace(traced, executable, state, call.key.ints)
         self._optimizers = list(optimizers)
         for optimizer in optimizers:
             optimizer.synchronise()  # adds attributes, which the structure counts

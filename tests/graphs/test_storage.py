@@ -10,20 +10,8 @@ import torch
 from staticrt.errors import InputError, InternalError
 from staticrt.graphs.cpu_pool import CpuGraphPool
 from staticrt.graphs.protocol import TensorMeta
+from staticrt.graphs.storage import describe
 from staticrt.native import _C
-
-
-def meta_of(tensor: torch.Tensor) -> TensorMeta:
-    storage = tensor.untyped_storage()
-    return TensorMeta(
-        storage.data_ptr(),
-        storage.nbytes(),
-        tensor.dtype,
-        tensor.device,
-        tuple(tensor.shape),
-        tensor.stride(),
-        tensor.storage_offset(),
-    )
 
 
 def test_use_count_follows_owners_and_the_address_outlives_them():
@@ -61,7 +49,7 @@ def test_a_tensor_without_storage_is_refused():
         _C.storage_ref(torch.eye(3).to_sparse())
 
 
-@pytest.mark.parametrize("spec", [meta_of, _C.TensorSpec.of], ids=["tuple", "spec"])
+@pytest.mark.parametrize("spec", [describe, _C.TensorSpec.of], ids=["tuple", "spec"])
 def test_tensor_at_reads_and_writes_the_same_bytes_and_owns_nothing(spec):
     x = torch.arange(24.0).reshape(4, 6)
     part = x.t()[1:4, ::2]
@@ -90,7 +78,7 @@ def test_tensor_at_of_each_dtype(dtype):
 def test_tensor_on_is_an_alias():
     x = torch.arange(6.0)
     ref = _C.storage_ref(x)
-    meta = meta_of(x[2:])
+    meta = describe(x[2:])
     owners = ref.use_count()
     y = ref.tensor(meta)
     assert ref.use_count() == owners + 1
