@@ -148,6 +148,10 @@ void dots(const GemmArgs& g, int64_t b_n) {
 
 constexpr int64_t kGroup = 8 * kRows;    // columns of C that are finished together
 constexpr int64_t kTurnedChunkK = 4096;  // all of the depth if possible: pieces of rows are fetched worse
+// Each block of columns reads all panels of A, which must not come from beyond the second-level cache: on an
+// Intel processor with 1.25 MiB of it, 128 rows of 3072 reach 80 GFLOP/s at once and 130 in pieces. Not
+// measured with other vectors.
+constexpr int64_t kTurnedPanelFloats = kLanes == 16 ? 1 << 17 : 1 << 30;
 static_assert(kGroup % kLanes == 0);
 
 // Sums of a group: column n of C lies at n * pitch. One vector more, so that columns begin in different sets.
@@ -277,15 +281,24 @@ void finish_group(const GemmArgs& g, const float* sums, int64_t n0, int64_t colu
   }
 }
 
+// Depth of the pieces, which are even and begin at a line of the cache.
+int64_t turned_chunk(int64_t rows, int64_t k) {
+  const int64_t pieces = std::max((k + kTurnedChunkK - 1) / kTurnedChunkK,
+                                  (rows * k + kTurnedPanelFloats - 1) / kTurnedPanelFloats);
+  if (pieces <= 1) return kTurnedChunkK;
+  return ((k + pieces - 1) / pieces + kLine - 1) / kLine * kLine;
+}
+
 void turned(const GemmArgs& g, int64_t b_n, const float* panels, int64_t packed_rows, float* sums) {
+  const int64_t chunk = turned_chunk(packed_rows, g.k);
   const int64_t groups = (g.n + kGroup - 1) / kGroup;
   const int64_t even = groups == 0 ? 0 : (g.n + groups - 1) / groups;
   const int64_t each = (even + kLanes - 1) / kLanes * kLanes;
   for (int64_t n0 = 0; n0 < g.n; n0 += each) {
     const int64_t columns = std::min(each, g.n - n0);
     const float* b = g.b + n0 * b_n;
-    for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += kTurnedChunkK) {
-      const int64_t k = std::min(kTurnedChunkK, g.k - k0);
+    for (int64_t k0 = 0; k0 == 0 || k0 < g.k; k0 += chunk) {
+      const int64_t k = std::min(chunk, g.k - k0);
       const float* next = k0 + k < g.k ? b + k0 + k : n0 + each < g.n ? b + each * b_n : nullptr;
       GemmArgs rest = g;
       rest.m = g.m - packed_rows;
