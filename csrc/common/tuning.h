@@ -113,6 +113,7 @@ inline constexpr int64_t kMaxRunShapeElements = 1 << 24;  // larger results foll
 inline constexpr size_t kMaxConstantBytes = 1 << 16;      // recorded bytes that no tensor decides
 inline constexpr double kErrorGrowth = 100;               // of a program over its single operators
 inline constexpr size_t kLabelNames = 6;                  // operators named in a step's label
+inline constexpr size_t kMostStreams = 4;                 // of one frame and device: arenas, graphs
 inline constexpr size_t kMostProgramGraphs = 16;  // of one frame and stream; the one used least lately goes
 inline constexpr int kGraphCredit = 32;           // of a program; one that has used it up has no more graphs
 inline constexpr int kCaptureCost = 2;            // a launch gives 1 back

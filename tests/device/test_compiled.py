@@ -185,6 +185,27 @@ def test_streams_take_turns(pair, prepared, order):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("plan_graphs", [False, True])
+def test_streams_that_are_made_for_each_request_keep_little_memory(plan_graphs, order):
+    model = nn.Sequential(nn.Linear(16, 4096), nn.Tanh(), nn.Linear(4096, 4), nn.Tanh()).eval()
+    on_sim = copy.deepcopy(model).to("sim:0")
+    compiled = staticrt.compile(on_sim, plan_graphs=plan_graphs)
+    kept, held_bytes = [], []
+    for number in range(24):
+        with torch.Stream("sim:0"):
+            for _ in range(3):
+                x = torch.randn(8, 16)
+                kept.append((x, compiled(x.to("sim:0"))))
+        if number in (5, 23):
+            torch.accelerator.synchronize(0)
+            held_bytes.append(torch.accelerator.memory_stats(0)["allocated_bytes.all.current"])
+    for x, y in kept:
+        torch.testing.assert_close(y.cpu(), model(x))
+    # An arena has at least the 4096 columns of 8 rows. Results are kept here, each of one block.
+    assert held_bytes[1] - held_bytes[0] < 4096 * 8 * 4 + 18 * 3 * 512
+
+
+@torch.no_grad()
 def test_constants_are_written_before_other_streams_read_them(order):
     """The first call makes them, on its stream."""
 

@@ -290,9 +290,15 @@ bool ProgramGraphs::shares_written_memory(std::span<const InputView> inputs) con
 
 ProgramGraphs::OnStream& ProgramGraphs::on_current_stream(const DeviceMemory& memory) {
   const c10::StreamId stream = memory.current_stream();
-  for (OnStream& each : streams_)
-    if (each.memory == &memory && each.stream == stream) return each;
-  return streams_.emplace_back(OnStream{&memory, stream, std::make_unique<GraphPlace>(memory), {}});
+  auto found = std::ranges::find_if(
+      streams_, [&](const OnStream& each) { return each.memory == &memory && each.stream == stream; });
+  if (found == streams_.end()) {
+    if (streams_.size() >= tuning::kMostStreams) streams_.pop_back();
+    found = streams_.insert(streams_.begin(),
+                            OnStream{&memory, stream, std::make_unique<GraphPlace>(memory), {}});
+  }
+  std::rotate(streams_.begin(), found, found + 1);
+  return streams_.front();
 }
 
 ProgramGraphs::Graph& ProgramGraphs::graph_for(const std::shared_ptr<const PreparedProgram>& prepared,

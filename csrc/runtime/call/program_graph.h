@@ -54,7 +54,7 @@ class ProgramGraphs {
   bool shares_written_memory(std::span<const InputView> inputs) const;
 
   const std::vector<ValueId> stay_, written_;  // ascending
-  std::vector<OnStream> streams_;
+  std::vector<OnStream> streams_;              // the one used last comes first
 };
 
 }  // namespace staticrt

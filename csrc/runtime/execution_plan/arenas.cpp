@@ -1,8 +1,28 @@
 #include "runtime/execution_plan/arenas.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "common/tuning.h"
+
 namespace staticrt {
+
+Arena& Arenas::make(const DeviceMemory& memory, c10::StreamId stream) {
+  const auto is_here = [&](const Arena& arena) { return arena.memory == &memory; };
+  if (static_cast<size_t>(std::ranges::count_if(arenas_, is_here)) >= tuning::kMostStreams) {
+    const auto oldest = std::ranges::min_element(
+        arenas_, {}, [&](const Arena& arena) { return std::pair(!is_here(arena), arena.last_use); });
+    keep_formers(*oldest, 0);
+    give_back(*oldest);
+    arenas_.erase(oldest);
+  }
+  Arena& made = arenas_.emplace_back();
+  made.memory = &memory;
+  made.stream = stream;
+  made.last_use = ++uses_;
+  made.generation = ++generations_;
+  return made;
+}
 
 void Arenas::grow(Arena& arena, int64_t size_bytes) {
   arena.generation = ++generations_;  // also if it fails, as the bytes may have moved
@@ -29,6 +49,13 @@ void Arenas::grow(Arena& arena, int64_t size_bytes) {
 void Arenas::leave(Arena& arena) {
   if (arena.place) arena.place->is_kept = false;
   arena.place = nullptr;
+}
+
+void Arenas::give_back(Arena& arena) {
+  leave(arena);
+  arena.data.clear();
+  arena.size_bytes = 0;
+  arena.generation = ++generations_;
 }
 
 void Arenas::keep_formers(Arena& arena, int64_t most_bytes) {

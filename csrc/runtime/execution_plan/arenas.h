@@ -1,7 +1,9 @@
 // The buffers of all prepared programs of a frame.
 //
-// Each device has one per stream that calls ran on: a call returns before the device is done, and only later
-// work of the same stream comes after it. So a frame may be used again at once, on any stream.
+// Each device has one per stream that calls ran on lately: a call returns before the device is done, and only
+// later work of the same stream comes after it. So a frame may be used again at once, on any stream. Those of
+// more streams than tuning::kMostStreams go, the one used least lately first: a program may make a stream for
+// each request.
 //
 // Note [Captured arenas stay]
 //   A driver graph uses its arena's bytes at the address of the capture. When the arena is reallocated to
@@ -39,6 +41,7 @@ struct Arena {
   c10::StreamId stream = 0;
   at::DataPtr data;
   int64_t size_bytes = 0;
+  uint64_t last_use = 0;              // a number that grows
   uint64_t generation = 0;            // changes when data moves; no two arenas of a frame ever have the same
   void* last_data = nullptr;          // of the host's, where it is given back after each run
   std::shared_ptr<ArenaPlace> place;  // of data, once captured() was called
@@ -103,34 +106,31 @@ class Arenas {
     for (Arena& arena : arenas_) {
       const int64_t most_bytes = needed(*arena.memory);
       keep_formers(arena, most_bytes);
-      if (arena.size_bytes <= most_bytes) continue;
-      leave(arena);
-      arena.data.clear();
-      arena.size_bytes = 0;
-      arena.generation = ++generations_;
+      if (arena.size_bytes > most_bytes) give_back(arena);
     }
   }
 
  private:
   void grow(Arena& arena, int64_t size_bytes);
   static void leave(Arena& arena);
+  // To later work of its stream.
+  void give_back(Arena& arena);
   // Gives back former bytes, the oldest first, until they are at most so many.
   static void keep_formers(Arena& arena, int64_t most_bytes);
   Arena& of(const DeviceMemory& memory) {
     const c10::StreamId stream = memory.is_host() ? 0 : stream_ ? *stream_ : memory.current_stream();
     for (Arena& arena : arenas_) {
-      if (arena.memory == &memory && arena.stream == stream) return arena;
+      if (arena.memory != &memory || arena.stream != stream) continue;
+      arena.last_use = ++uses_;
+      return arena;
     }
-    Arena& made = arenas_.emplace_back();
-    made.memory = &memory;
-    made.stream = stream;
-    made.generation = ++generations_;
-    return made;
+    return make(memory, stream);
   }
+  Arena& make(const DeviceMemory& memory, c10::StreamId stream);
 
   std::vector<Arena> arenas_;
   std::optional<c10::StreamId> stream_;
-  uint64_t generations_ = 0;
+  uint64_t generations_ = 0, uses_ = 0;
 };
 
 }  // namespace staticrt
