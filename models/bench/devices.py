@@ -29,6 +29,7 @@ from staticrt.memory.simulated_device import SimulatedDevice
 from staticrt.models import zoo
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.gates import MISSED, PASSED
+from staticrt.models.bench.progress import Progress
 
 QUICK_MODELS = ("mlp", "encoder_tiny", "graph_network")
 MOST_SUBMISSION_US = 1.0  # of a node on the simulated device, median
@@ -195,16 +196,22 @@ def available() -> list[str]:
 def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     """The zoo on every device, each model in a process of its own: as JSON rows, and as a table."""
     rows: list[dict[str, Any]] = []
-    for device in available():
-        for entry in zoo.select(QUICK_MODELS if quick else None):
+    entries, devices = zoo.select(QUICK_MODELS if quick else None), available()
+    progress = Progress(len(devices) * len(entries))
+    for device in devices:
+        for entry in entries:
+            progress.show(f"{entry.name} on {device}")
             command = [sys.executable, "-m", "staticrt.models.bench.devices", entry.name, device]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["it ended without output"])[-1]
                 rows.append({"device": device, "name": entry.name, "failed": reason, "verdict": MISSED})
-                continue
-            row = DeviceRow(**json.loads(done.stdout.splitlines()[-1]))
-            rows.append({**asdict(row), "node_us": row.node_us, "verdict": row.verdict})
+            else:
+                row = DeviceRow(**json.loads(done.stdout.splitlines()[-1]))
+                rows.append({**asdict(row), "node_us": row.node_us, "verdict": row.verdict})
+            progress.say(f"{entry.name} on {device}: {rows[-1]['verdict']}")
+            progress.advance()
+    progress.finish()
     return rows, render(rows)
 
 
