@@ -43,10 +43,10 @@ inline uint64_t version_of(PyTypeObject* type) {
 uint64_t new_version_of(PyTypeObject* type);
 
 // The same object, or another with the same number or text (floats by bits: 0.0 and -0.0 differ, NaN equals
-// itself), or a tuple of such. Null is not a value.
+// itself), or a tuple of such. Null is not a value. Runs no Python code and never raises.
 bool same_value(PyObject* a, PyObject* b);
 
-// The dict of an object's attributes, null where it has none.
+// The dict of an object's attributes, null where it has none. Calls no method of its class.
 inline PyObject* attributes_of(PyObject* object) {
   PyObject** found = _PyObject_GetDictPtr(object);
   return found ? *found : nullptr;
@@ -54,7 +54,7 @@ inline PyObject* attributes_of(PyObject* object) {
 
 // What a weak reference refers to, null if it is gone.
 pybind11::object referent(PyObject* weak);
-// What a slot holds, null if nothing.
+// What a slot holds, null if nothing. Calls no attribute hook of the class.
 pybind11::object slot_content(const pybind11::object& live, const pybind11::object& member);
 // The number of items of a dict, list or set.
 Py_ssize_t size_of(PyObject* container);

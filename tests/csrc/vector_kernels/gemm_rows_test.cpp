@@ -105,8 +105,8 @@ TEST(products_with_rows_of_b_sum_long_rows_in_chunks) {
       check(*set, {37, 130, k, 0, 8, 0, true, true}, 32, true, ++seed);
       check(*set, {3, 30, k, 0, 0, 0, true, false}, 0, false, ++seed);
     }
-    for (const int64_t k :
-         {655, 656, 657, 1320, 2049}) {  // with AVX-512, panels of many rows are cut earlier
+    // With AVX-512, the panels of many rows are cut earlier.
+    for (const int64_t k : {655, 656, 657, 1320, 2049}) {
       check(*set, {200, 50, k, 1, 0, 2, true, false}, 200, true, ++seed);
       check(*set, {201, 50, k, 0, 8, 0, true, true}, 200, true, ++seed);
     }
