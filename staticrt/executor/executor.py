@@ -204,6 +204,7 @@ class Executor:
         if trace is None or trace.calls > 1 or isinstance(error, StaticRuntimeError):
             return ""
         self._trace_cache.drop(trace, progress.state)
+        progress.dropped = True
         # Where an accelerator runs parts of it, a device may have failed.
         subgraphs: Any = getattr(trace.executable, "accelerator_lines", tuple)
         if trace.traced.mutates or trace.traced.random or subgraphs():
@@ -277,11 +278,16 @@ class Executor:
                 advance(Outcome.EAGER_RAISED, state)
             raise
         state.refused.discard(call.sizes())
+        if progress.dropped:
+            state.changes += 1
+            if state.changes > tuning.MAX_CHANGES:
+                state.failure = Failure(reason, where, impossible=True)
+                return Outcome.REPLACED
         if is_only_this:
             return Outcome.RETURNED
         if state.route is Route.EAGER:
             self._eager.will_last(call.args, call.kwargs, reason, where)
-        return Outcome.SPLITS_REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
+        return Outcome.REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
 
     def _train(self, args: Any, kwargs: Any) -> Any:
         """Run a call whose results need gradients: by a joint trace, where one serves it.

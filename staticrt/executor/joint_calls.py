@@ -22,7 +22,7 @@ from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.dynamo.parallel import bucket_limits
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient, TooSlow
+from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient, RefusesItself, TooSlow
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
@@ -322,7 +322,7 @@ class JointCalls:
         except Exception as error:
             if isinstance(error, CannotTrace):
                 error.even_in_parts |= _MATERIALIZE in request.snapshot.model_names
-            if request.snapshot.complete and not isinstance(error, NeedsNoGradient):
+            if request.snapshot.complete and not isinstance(error, (NeedsNoGradient, RefusesItself)):
                 # Numbers may change in each step, and Dynamo guards them.
                 state.watched = WatchedState(request.snapshot, seldom=True, numbers=False)
                 if state.watched.is_misread and isinstance(error, CannotTrace):

@@ -31,7 +31,7 @@ those that need gradients (joint traces serve them, or Dynamo splits them) or th
 
     EAGER ── RETURNED ──▶ DONE: this call only
           ── EAGER_RETURNED ──▶ DONE; route RETRY becomes WHOLE, EAGER_FIRST becomes SPLIT
-          ── SPLITS_REPLACED ──▶ DONE; route := EAGER: eager answered where graph splits did not
+          ── REPLACED ──▶ DONE; route := EAGER: eager answered where graph splits did not, or where traces raised
           ── EAGER_RAISED ──▶ raises to the caller; route := WHOLE: the call was wrong, not the model
 """
 
@@ -80,7 +80,7 @@ class Outcome(enum.Enum):
     LEFT_TO_EAGER = "this call must run eagerly"
     RETURNED = "there is a result"
     EAGER_RETURNED = "eager gave the result for a call that could not be traced"
-    SPLITS_REPLACED = "eager gave the result where graph splits did not"
+    REPLACED = "eager gave the result where graph splits, or new traces again and again, did not"
     EAGER_RAISED = "eager raised too"
 
 
@@ -97,6 +97,7 @@ class Progress:
         request: the trace that is to be made, once there is one.
         trace: the one that runs.
         fresh: it was made for this call.
+        dropped: its first run raised.
         reason: why this call alone runs eagerly; "": as its key's failure says.
         not_compiled: graph splits gave no result.
         result: once it is there.
@@ -110,6 +111,7 @@ class Progress:
     request: TraceRequest | None = None
     trace: CachedTrace | None = None
     fresh: bool = False
+    dropped: bool = False
     reason: str = ""
     not_compiled: bool = False
     result: Any = None
@@ -167,7 +169,7 @@ def advance(outcome: Outcome, state: CallState) -> Stage:
             return Stage.EAGER
         case Outcome.EAGER_RETURNED:
             state.route = _AFTER_EAGER.get(state.route, state.route)
-        case Outcome.SPLITS_REPLACED:
+        case Outcome.REPLACED:
             state.route = Route.EAGER
         case Outcome.EAGER_RAISED:
             state.route = Route.WHOLE

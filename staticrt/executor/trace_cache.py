@@ -63,7 +63,7 @@ class TraceCache:
         self._name = name
         self._is_partial = is_partial
         self._whole_or_eager = is_partial or getattr(type(function), "runs_whole_or_eagerly", False)
-        self._num_forgotten = 0  # traces
+        self._num_forgotten = 0  # traces that are kept no longer
         self._warned: set[str] = set()
 
     def state(self, call: Call) -> CallState:
@@ -149,6 +149,7 @@ class TraceCache:
                 self._warn_once(f"{self._name}: {progress.reason}; further ones run eagerly")
                 return Outcome.LEFT_TO_EAGER
             if (kept := self.states.without_stale(self.kept)) is not self.kept:
+                self._num_forgotten += len(self.kept) - len(kept)
                 self.kept = list(kept)
                 self._changed()
             request = self._maker.request(call, progress.state.traces)

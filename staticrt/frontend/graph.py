@@ -134,6 +134,12 @@ class GuardSet:
         """Whether the flat arguments satisfy every guard."""
         return self._check is None or bool(self._check(leaves))
 
+    def refusing(self, leaves: Sequence[Any]) -> Guard | None:
+        """The first guard that the flat arguments do not satisfy."""
+        if self.holds(leaves):
+            return None
+        return next(guard for guard in self.guards if not GuardSet(self.symbols, [guard]).holds(leaves))
+
 
 @dataclasses.dataclass
 class TracedGraph:

@@ -32,10 +32,11 @@ _OURS = (
 )
 _CAPTURE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tracing", "trace.py")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+# Packages that compute symbolic sizes, partly by functions that they generate.
+_OF_SIZES = ("site-packages/sympy", "site-packages/mpmath")
 # Installed packages that run beneath models: symbolic sizes, arrays, pytrees.
 _INFRASTRUCTURE = (
-    "site-packages/sympy",
-    "site-packages/mpmath",
+    *_OF_SIZES,
     "site-packages/numpy",
     "site-packages/functorch",
     "site-packages/optree",
@@ -133,6 +134,13 @@ class TooSlow(CannotTrace):
     """Tracing takes longer than `trace_seconds` allows."""
 
 
+class RefusesItself(CannotTrace):
+    """A guard refuses the call that the trace was made for: if it were kept, each such call would be traced again."""
+
+    def __init__(self, guard: str, where: str) -> None:
+        super().__init__(f"a guard refuses the call that it was made for: {guard}", where, even_in_parts=True)
+
+
 class NeedsConstants(CannotTrace):
     """The model uses a symbolic number where a number is required: the trace needs constant numbers."""
 
@@ -157,6 +165,16 @@ def is_user_file(filename: str) -> bool:
         )
         _user_files[filename] = known
     return known
+
+
+def is_user_code(frame: FrameType) -> bool:
+    """Whether a frame runs model code: that of a user's file, and not what a library generates for sizes."""
+    caller = frame.f_back
+    return is_user_file(frame.f_code.co_filename) and not (
+        frame.f_code.co_filename == "<string>"
+        and caller is not None
+        and any(f"{os.sep}{name}{os.sep}" in caller.f_code.co_filename for name in _OF_SIZES)
+    )
 
 
 def _is_finder(path: str) -> bool:

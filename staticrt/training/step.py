@@ -51,6 +51,7 @@ class CompiledStep:
         self.function = function
         self._options = options
         self._variants: list[Variant] = []
+        self._num_stale = 0  # variants that are kept no longer
         self._failures: dict[Any, tuple[int, Failure]] = {}
         # Keys of calls in which data decides what is broadcast; a trace only checks that.
         self._assumes: set[Any] = set()
@@ -163,9 +164,11 @@ class CompiledStep:
         attempts, failed = self._failures.get(call.key.key, (0, None))
         if failed is not None and (failed.impossible or attempts >= tuning.STEP_ATTEMPTS):
             return failed
-        self._variants = [v for v in self._variants if not v.is_stale()]
+        kept = [v for v in self._variants if not v.is_stale()]
+        self._num_stale += len(self._variants) - len(kept)
+        self._variants = kept
         limit = self._options.max_traces
-        if len(self._variants) >= limit:
+        if len(kept) + self._num_stale >= limit:
             return Failure(f"more than max_traces={limit} traces", "", True)
         try:
             with long_work(f"tracing {self._name}", self._options.progress), seldom_collecting():

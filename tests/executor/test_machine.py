@@ -300,7 +300,7 @@ def test_eager_replaces_splits_that_dynamo_refuses(path, monkeypatch):
         "NOT_FOUND TRACE WHOLE",
         "CANNOT_TRACE SPLIT SPLIT",
         "NOT_COMPILED EAGER SPLIT",
-        "SPLITS_REPLACED DONE EAGER",
+        "REPLACED DONE EAGER",
     ]
     assert way(path, compiled, x)[0] == "NOT_FOUND EAGER EAGER"
 

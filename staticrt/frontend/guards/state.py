@@ -151,6 +151,16 @@ class Snapshot(Walk):
             self._guard = self.guard_of(records)
         return self._guard
 
+    def differing(self) -> str:
+        """What the guard finds different now, for a message; "": nothing."""
+        if self.guard().holds():
+            return ""
+        names, lists = frozenset(self.read_names), self._lists()
+        for record in (*self.guarded, *self._definitions):
+            if not StateGuard([record], names, None, lists).holds():
+                return next(iter(record.changes()), "") or getattr(record, "path", type(record).__name__)
+        return "the number of threads, or the kernel of an operator"
+
     def add_operators(self, kernels: _C.OperatorKernels, definitions: Iterable[dict[str, Any]]) -> None:
         """The code calls operators, whose kernels and definitions in Python are compared from now on."""
         self._operators = kernels

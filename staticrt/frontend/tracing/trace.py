@@ -23,6 +23,8 @@ from staticrt.frontend.guards.operators import definitions_of, kernels_of
 from staticrt.frontend.reasons import (
     CannotTrace,
     ModelChanges,
+    NeedsConstants,
+    RefusesItself,
     TooSlow,
     exception_line,
     model_line,
@@ -76,7 +78,22 @@ def trace(request: TraceRequest) -> TracedGraph:
             for step in reversed((lambda: let_go(error), *undo)):
                 steps.callback(step)
 
-    return certainly(lambda: _trace(request, watcher, operators, undo), leave_nothing_behind)
+    traced = certainly(lambda: _trace(request, watcher, operators, undo), leave_nothing_behind)
+    _check_guards(request, traced)
+    return traced
+
+
+def _check_guards(request: TraceRequest, traced: TracedGraph) -> None:
+    """Check that the guards accept the call that was traced.
+
+    Raises:
+        NeedsConstants: a condition on sizes refuses it.
+        RefusesItself: another guard does.
+    """
+    if (guard := traced.guards.refusing(request.leaves)) is not None:
+        raise RefusesItself(guard.expression, guard.reason) if request.is_constant else NeedsConstants
+    if differs := request.snapshot.differing():
+        raise RefusesItself(f"{differs} differs", "")
 
 
 def _trace(
