@@ -224,3 +224,23 @@ def test_garbage_is_collected_as_before_a_trace(enabled):
             assert gc.isenabled() is enabled
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_functions_that_sympy_generates_in_a_trace_are_not_the_models():
+    """For polynomials of several sizes it generates functions once, in the first trace that needs it."""
+    code = """
+        import sys, torch, staticrt
+        weight = torch.ones(4, requires_grad=True)
+        @staticrt.compile_step(dynamic=True)
+        def step(x, y):
+            n, m = x.shape[0], y.shape[0]
+            loss = (x.new_ones((n * n * m + n * m * m) // (n + m)).sum() * weight).sum()
+            loss.backward()
+            return loss
+        assert "sympy" not in sys.modules
+        step(torch.ones(3, 4), torch.ones(5))
+        assert "sympy" in sys.modules
+        explanation = step.explain()
+        assert len(explanation.traces) == 1 and not explanation.eager, str(explanation)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)

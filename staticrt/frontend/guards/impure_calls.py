@@ -43,7 +43,7 @@ from staticrt.frontend.guards.model_builtins import (
 )
 from staticrt.frontend.guards.reads import LOOKS_UP_MODULE, Reads, is_layer_file, looks_up_modules
 from staticrt.frontend.guards.state import Snapshot
-from staticrt.frontend.reasons import is_torch_file, is_user_file, signal_handlers, user_frame
+from staticrt.frontend.reasons import is_torch_file, is_user_code, is_user_file, signal_handlers, user_frame
 from staticrt.frontend.tracing import autocast
 from staticrt.frontend.weak import weakly
 from staticrt.native import _C
@@ -147,7 +147,7 @@ class Watcher:
     def _classify(self, frame: types.FrameType) -> int:
         code = frame.f_code
         filename = code.co_filename
-        if is_user_file(filename):
+        if is_user_code(frame):
             if code in self._handlers:
                 return _KINDS.SILENT
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
