@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from staticrt import tuning
-from staticrt.errors import StaticRuntimeError, TraceError
+from staticrt.errors import TraceError
 from staticrt.executor import prepare as ahead
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
 from staticrt.executor.cost_trials import CostTrials
@@ -36,6 +36,7 @@ from staticrt.runtime.cached_trace import (
     CachedTrace,
     Failure,
     beyond_trace,
+    first_run_raised,
     share_memory,
     undo_of,
     writes_inference_tensors,
@@ -174,8 +175,9 @@ class Executor:
             return Outcome.OTHER_DECISION
         except Exception as error:
             progress.reason = beyond_trace(error, trace, undo)
-            if isinstance(error, RuntimeError) and progress.reason in ("", FAILED_EARLY):
-                progress.reason = self._first_run_raised(progress, error) or progress.reason
+            if progress.reason in ("", FAILED_EARLY):
+                drop = partial(self._drop, progress)
+                progress.reason = first_run_raised(trace, error, drop) or progress.reason
             if not progress.reason:
                 raise
             return Outcome.LEFT_TO_EAGER
@@ -195,21 +197,10 @@ class Executor:
         progress.result = traced.out_spec.build(outputs, call.containers)
         return Outcome.RETURNED
 
-    def _first_run_raised(self, progress: Progress, error: Exception) -> str:
-        """Why the call runs eagerly after the first run of its trace raised; "": the caller gets the error.
-
-        The trace is dropped: the call is wrong in a way that fake tensors do not show.
-        """
-        trace = progress.trace
-        if trace is None or trace.calls > 1 or isinstance(error, StaticRuntimeError):
-            return ""
-        self._trace_cache.drop(trace, progress.state)
+    def _drop(self, progress: Progress) -> None:
+        assert progress.trace is not None
+        self._trace_cache.drop(progress.trace, progress.state)
         progress.dropped = True
-        # Where an accelerator runs parts of it, a device may have failed.
-        subgraphs: Any = getattr(trace.executable, "accelerator_lines", tuple)
-        if trace.traced.mutates or trace.traced.random or subgraphs():
-            return ""
-        return f"its first run raised {type(error).__name__}: {error}".partition("\n")[0].removesuffix(" (")
 
     def _split(self, progress: Progress) -> Outcome:
         """Run graph splits, or eagerly where timings prefer that."""

@@ -33,6 +33,7 @@ from staticrt.runtime.cached_trace import (
     CachedTrace,
     Failure,
     beyond_trace,
+    first_run_raised,
     share_memory,
     undo_of,
 )
@@ -143,8 +144,8 @@ class JointCalls:
             if call.sizes() in state.refused:
                 raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
             trace = keeping_thread_state(lambda: self._make(call))
+            state = self.states.get(_key(call)) or state
             if trace is None:
-                state = self.states.get(_key(call)) or state
                 self._leave_to_eager(call, state, is_new=True)
                 return state.watched
         traced = trace.traced
@@ -161,6 +162,8 @@ class JointCalls:
         except Exception as error:
             if reason := beyond_trace(error, trace, undo):
                 raise LeftToEager(reason, "", _nothing) from None
+            if reason := first_run_raised(trace, error, partial(self._drop, trace, state)):
+                raise LeftToEager(reason, "", self._answered(call, state)) from None
             raise
         # Views are made in Python, and errors are seen there.
         if executable.views is not None or traced.decided or traced.catches:
@@ -273,6 +276,12 @@ class JointCalls:
             needs_none=isinstance(error, NeedsNoGradient),
         )
         self.states.keep(_key(call), state)
+
+    def _drop(self, trace: CachedTrace, state: CallState) -> None:
+        """Forget a trace of a key."""
+        with self._lock:
+            state.traces = tuple(kept for kept in state.traces if kept is not trace)
+            self.traces = tuple(kept for kept in self.traces if kept is not trace)
 
     def _forgotten(self, state: CallState) -> None:
         """Drop the traces of a key whose objects are gone, because they serve no further call and would hold tensors."""

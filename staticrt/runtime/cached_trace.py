@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from staticrt import tuning
-from staticrt.errors import NumberError
+from staticrt.errors import NumberError, StaticRuntimeError
 from staticrt.frontend.graph import InputSpec, TracedGraph
 from staticrt.frontend.guards.remade_tensors import RemadeTensors
 from staticrt.frontend.guards.state_guard import StateGuard
@@ -169,6 +169,22 @@ def beyond_trace(error: Exception, trace: CachedTrace, undo: Callable[[], None] 
     if "view size is not compatible" in str(error):
         return "a result has other strides than in the trace"
     return FAILED_EARLY if has_effects else ""
+
+
+def first_run_raised(trace: CachedTrace, error: Exception, drop: Callable[[], object]) -> str:
+    """Why the call runs eagerly if this was the first run of its trace; "": the caller gets the error.
+
+    Args:
+        drop: forgets the trace: the call is wrong in a way that fake tensors do not show.
+    """
+    if trace.calls > 1 or not isinstance(error, RuntimeError) or isinstance(error, StaticRuntimeError):
+        return ""
+    drop()
+    # Where an accelerator runs parts of it, a device may have failed.
+    subgraphs: Any = getattr(trace.executable, "accelerator_lines", tuple)
+    if trace.traced.mutates or trace.traced.random or subgraphs():
+        return ""
+    return f"its first run raised {type(error).__name__}: {error}".partition("\n")[0].removesuffix(" (")
 
 
 def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:

@@ -65,10 +65,14 @@ def test_example_inputs_that_the_model_refuses_are_told(wrong):
         staticrt.compile(Cut(), example_inputs=(torch.ones(4, 4),))  # it is split, which is not a mistake
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("ahead", [False, True], ids=["called", "prepared"])
+@pytest.mark.parametrize("way", ["called", "prepared", "training"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
-def test_a_wrong_dtype_raises_what_eager_raises_and_leaves_no_trace(dtype, ahead):
+def test_a_wrong_dtype_raises_what_eager_raises_and_leaves_no_trace(dtype, way):
+    with torch.set_grad_enabled(way == "training"):
+        raise_as_eager(dtype, way == "prepared")
+
+
+def raise_as_eager(dtype, ahead):
     model = nn.Linear(4, 4)
     wrong = torch.ones(2, 4, dtype=dtype)
     compiled = staticrt.compile(model, example_inputs=(wrong,) if ahead else None)
