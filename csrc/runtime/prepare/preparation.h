@@ -49,7 +49,7 @@ class Preparation {
 
   // A call, and the pointwise nodes after it that it does to its output: where that output goes.
   struct Fusion {
-    uint32_t host = 0;        // node of the call
+    uint32_t producer = 0;    // node of the call
     TensorOperand final_out;  // of the last pointwise node
   };
 
@@ -83,9 +83,9 @@ class Preparation {
   bool starts_chain(uint32_t index) const;
   uint32_t prepare_chain_from(uint32_t first);
   bool try_chain(const std::vector<uint32_t>& members);
-  bool try_fusion(uint32_t host, const std::vector<uint32_t>& members);
-  uint32_t host_before(uint32_t first) const;
-  bool can_take_place_of(uint32_t host, ValueId final_id, const std::vector<uint32_t>& members) const;
+  bool try_fusion(uint32_t producer, const std::vector<uint32_t>& members);
+  uint32_t producer_before(uint32_t first) const;
+  bool can_take_place_of(uint32_t producer, ValueId final_id, const std::vector<uint32_t>& members) const;
   std::optional<ChainRequest> chain_request(const std::vector<uint32_t>& members, const Fusion* fusion);
   void keep_chain(const std::vector<uint32_t>& members, uint32_t first, const ChainRequest& request);
   bool is_needed_outside(ValueId result, const std::vector<uint32_t>& members) const;

@@ -33,10 +33,10 @@ uint32_t Preparation::prepare_chain_from(uint32_t first) {
     results.insert(node.first_output);
   }
   // With the call before it, as far as the layout stays; else by itself.
-  const uint32_t host = host_before(first);
-  for (size_t count = members.size(); host != kNoNode && count > 0; --count) {
+  const uint32_t producer = producer_before(first);
+  for (size_t count = members.size(); producer != kNoNode && count > 0; --count) {
     const std::vector<uint32_t> part(members.begin(), members.begin() + static_cast<ptrdiff_t>(count));
-    if (try_fusion(host, part)) return part.back() + 1;
+    if (try_fusion(producer, part)) return part.back() + 1;
   }
   while (!members.empty()) {
     if (try_chain(members)) return members.back() + 1;
@@ -45,7 +45,7 @@ uint32_t Preparation::prepare_chain_from(uint32_t first) {
   return first;
 }
 
-// With a fusion, what reads the host's result reads it where the last node's result goes.
+// With a fusion, readers of the call's result read it where the last node's result goes.
 std::optional<ChainRequest> Preparation::chain_request(const std::vector<uint32_t>& members,
                                                        const Fusion* fusion) {
   ChainRequest request;
@@ -73,7 +73,7 @@ std::optional<ChainRequest> Preparation::chain_request(const std::vector<uint32_
       } else {
         chain_arg.kind = ChainArg::Kind::kTensor;
         chain_arg.tensor = operand(id);
-        if (fusion && records_[id].owner == node_at(fusion->host).first_output)
+        if (fusion && records_[id].owner == node_at(fusion->producer).first_output)
           chain_arg.tensor.where = fusion->final_out.where;
       }
       chain_node.args.push_back(std::move(chain_arg));
@@ -120,13 +120,14 @@ void Preparation::keep_chain(const std::vector<uint32_t>& members, uint32_t firs
 }
 
 // The call whose output a chain from `first` on may take over: the last thing done before it.
-uint32_t Preparation::host_before(uint32_t first) const {
+uint32_t Preparation::producer_before(uint32_t first) const {
   for (uint32_t index = first; index-- > 0;) {
     const NodePlan& plan = plans_[index];
     if (plan.plan == Plan::kSkip || plan.plan == Plan::kFixed) continue;
-    const bool is_host = plan.plan == Plan::kCall && plan.chain_first == index && plan.chain_last == index &&
-                         node_at(index).num_outputs == 1 && !is_pointwise(node_at(index).op);
-    return is_host ? index : kNoNode;
+    const bool is_producer = plan.plan == Plan::kCall && plan.chain_first == index &&
+                             plan.chain_last == index && node_at(index).num_outputs == 1 &&
+                             !is_pointwise(node_at(index).op);
+    return is_producer ? index : kNoNode;
   }
   return kNoNode;
 }
@@ -141,11 +142,11 @@ static bool same_layout(const TensorMeta& a, const TensorMeta& b) {
   return (a.is_contiguous() && b.is_contiguous()) || (a.sizes == b.sizes && a.strides == b.strides);
 }
 
-// The host's result has the last node's layout, and only the members read it, each element at the index where
+// The call's result has the last node's layout, and only the members read it, each element at the index where
 // it is written.
-bool Preparation::can_take_place_of(uint32_t host, ValueId final_id,
+bool Preparation::can_take_place_of(uint32_t producer, ValueId final_id,
                                     const std::vector<uint32_t>& members) const {
-  const ValueId result = node_at(host).first_output;
+  const ValueId result = node_at(producer).first_output;
   const TensorMeta& meta = records_[final_id].meta;
   if (!is_dense(meta) || meta.numel() == 0) return false;
   bool is_read = false;
@@ -163,29 +164,29 @@ bool Preparation::can_take_place_of(uint32_t host, ValueId final_id,
   return is_read && same_layout(records_[result].meta, meta);
 }
 
-bool Preparation::try_fusion(uint32_t host, const std::vector<uint32_t>& members) {
+bool Preparation::try_fusion(uint32_t producer, const std::vector<uint32_t>& members) {
   const ValueId final_id = node_at(members.back()).first_output;
-  if (!can_take_place_of(host, final_id, members)) return false;
-  const Fusion fusion{host, operand(final_id)};
+  if (!can_take_place_of(producer, final_id, members)) return false;
+  const Fusion fusion{producer, operand(final_id)};
   const std::optional<ChainRequest> chain = chain_request(members, &fusion);
   if (!chain) return false;
   const std::optional<Epilogue> epilogue = prepare_chain_epilogue(*chain);
   if (!epilogue) return false;
   NodePlan& plan = plans_[members.back()];
-  std::optional<PreparedCall> call = call_for(host, &fusion, &*epilogue, plan);
+  std::optional<PreparedCall> call = call_for(producer, &fusion, &*epilogue, plan);
   if (!call) return false;
   plan.route = std::string(call->route) + " + tile loop";
   plan.call = std::move(*call);
   plan.call.reuses.clear();  // an epilogue reads its operands after the call wrote the output
   plan.call.slices.clear();
-  keep_chain(members, host, *chain);
-  NodePlan& host_plan = plans_[host];
-  host_plan.chain_last = members.back();
-  host_plan.call = {};
-  weight_copies_.drop(host_plan.derived);
-  host_plan.derived.clear();
-  host_plan.workspace_bytes = 0;
-  unstored_.insert(node_at(host).first_output);
+  keep_chain(members, producer, *chain);
+  NodePlan& producer_plan = plans_[producer];
+  producer_plan.chain_last = members.back();
+  producer_plan.call = {};
+  weight_copies_.drop(producer_plan.derived);
+  producer_plan.derived.clear();
+  producer_plan.workspace_bytes = 0;
+  unstored_.insert(node_at(producer).first_output);
   return true;
 }
 
