@@ -37,16 +37,7 @@ SRT_OUT_VARIANT("aten::stack", stack) {
   }
   // As eager: a cat along the dimension, which keeps a memory format, then split in two.
   at::cpu::cat_outf(at::ITensorListRef(at::TensorList(parts)), dim, op.out());
-  Ints shape(op.out().sizes().begin(), op.out().sizes().end());
-  Ints strides(op.out().strides().begin(), op.out().strides().end());
-  shape[dim] = parts[0].size(dim);
-  shape.insert(shape.begin() + dim, static_cast<int64_t>(parts.size()));
-  strides.insert(strides.begin() + dim, strides[dim] * parts[0].size(dim));
-  if (op.out().numel() == 0) {
-    resize(op.out(), shape);
-  } else {
-    resize_strided(op.out(), shape, strides);
-  }
+  split_stacked(op.out(), dim, static_cast<int64_t>(parts.size()));
 }
 
 T& repeat(const T& self, at::IntArrayRef repeats, T& out) {

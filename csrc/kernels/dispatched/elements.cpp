@@ -16,8 +16,8 @@
 
 #include <algorithm>
 
-#include "kernels/dispatched/sizing.h"
 #include "kernels/registry/registry.h"
+#include "kernels/registry/sizing.h"
 
 namespace staticrt {
 namespace {
@@ -32,21 +32,21 @@ T number(Operands& op, uint32_t i) {
 }
 
 SRT_DISPATCHED("aten::clone", clone) {
-  dispatched::resize_like(op.out(), op.tensor(0), format_of(op, 1));
+  resize_like(op.out(), op.tensor(0), format_of(op, 1));
   op.out().copy_(op.tensor(0));
 }
 // (self, dtype, layout, device, pin_memory, non_blocking, memory_format)
 SRT_DISPATCHED("aten::_to_copy", to_copy) {
-  dispatched::resize_like(op.out(), op.tensor(0), format_of(op, 6));
+  resize_like(op.out(), op.tensor(0), format_of(op, 6));
   op.out().copy_(op.tensor(0), op.boolean(5));
 }
 
 void fill_like(Operands& op, const at::Scalar& value, uint32_t format) {
-  dispatched::resize_like(op.out(), op.tensor(0), format_of(op, format));
+  resize_like(op.out(), op.tensor(0), format_of(op, format));
   op.out().fill_(value);
 }
 void fill_sized(Operands& op, uint32_t sizes, const at::Scalar& value) {
-  dispatched::resize(op.out(), op.ints(sizes));
+  resize(op.out(), op.ints(sizes));
   op.out().fill_(value);
 }
 SRT_DISPATCHED("aten::zeros_like", zeros_like) {
@@ -123,14 +123,9 @@ SRT_DISPATCHED("aten::stack", stack) {
     return;
   }
   // As eager: a cat along the dimension, which keeps a memory format, then split in two.
-  op.out().unsafeGetTensorImpl()->set_sizes_contiguous({0});
+  empty_out(op.out());
   at::cat_out(op.out(), at::TensorList(parts), dim);
-  at::DimVector sizes(op.out().sizes());
-  at::DimVector strides(op.out().strides());
-  sizes[dim] = parts[0].size(dim);
-  sizes.insert(sizes.begin() + dim, static_cast<int64_t>(parts.size()));
-  strides.insert(strides.begin() + dim, strides[dim] * parts[0].size(dim));
-  dispatched::resize_strided(op.out(), sizes, strides);
+  split_stacked(op.out(), dim, static_cast<int64_t>(parts.size()));
 }
 SRT_DISPATCHED("aten::index_select", index_select) {
   at::index_select_out(op.out(), op.tensor(0), op.integer(1), op.tensor(2));
@@ -142,7 +137,7 @@ SRT_DISPATCHED("aten::embedding", embedding) {
   TORCH_CHECK(weight.dim() == 2, "'weight' must be 2-D");
   at::DimVector sizes(indices.sizes());
   sizes.push_back(weight.size(1));
-  dispatched::resize(op.out(), sizes);
+  resize(op.out(), sizes);
   T rows = op.out().view({indices.numel(), weight.size(1)});
   at::index_select_out(rows, weight, 0, indices.reshape(-1));
 }

@@ -8,8 +8,8 @@
 #include <ATen/ops/mm.h>
 #include <c10/util/accumulate.h>
 
-#include "kernels/dispatched/sizing.h"
 #include "kernels/registry/registry.h"
+#include "kernels/registry/sizing.h"
 
 namespace staticrt {
 namespace {
@@ -18,7 +18,7 @@ using T = at::Tensor;
 
 // For the cases that are not covered below: computed and copied.
 void copy_result(T& out, const T& made) {
-  dispatched::resize_strided(out, made.sizes(), made.strides());
+  resize_strided(out, made.sizes(), made.strides());
   out.copy_(made);
 }
 
@@ -29,7 +29,7 @@ struct Folded {
 Folded fold(T& out, const T& a, int64_t columns) {
   at::DimVector sizes(a.sizes());
   sizes.back() = columns;
-  dispatched::resize(out, sizes);
+  resize(out, sizes);
   const int64_t rows = c10::multiply_integers(a.sizes().slice(0, a.dim() - 1));
   return {a.reshape({rows, a.size(-1)}), out.view({rows, columns})};
 }
@@ -72,7 +72,7 @@ SRT_DISPATCHED("aten::matmul", matmul) {
   };
   at::DimVector sizes(batch);
   sizes.append({a.size(-2), b.size(-1)});
-  dispatched::resize(op.out(), sizes);
+  resize(op.out(), sizes);
   T flat = op.out().view({count, a.size(-2), b.size(-1)});
   at::bmm_out(flat, batched(a), batched(b));
 }

@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <array>
 
@@ -11,12 +12,35 @@
 
 namespace staticrt {
 
+namespace {
+
+void reserve(at::Tensor& out, size_t size_bytes) {
+  c10::StorageImpl& storage = *out.storage().unsafeGetStorageImpl();
+  if (size_bytes <= storage.nbytes()) return;
+  TORCH_CHECK(storage.resizable(), "an output of ", size_bytes, " bytes has room for ", storage.nbytes());
+  const c10::DeviceGuard current(out.device());
+  storage.set_data_ptr_noswap(storage.allocator()->allocate(size_bytes));
+  storage.set_nbytes(size_bytes);
+}
+
+}  // namespace
+
 void resize_strided(at::Tensor& out, at::IntArrayRef sizes, at::IntArrayRef strides) {
-  at::native::resize_impl_cpu_(out.unsafeGetTensorImpl(), sizes, strides, /*resize_storage=*/true);
+  if (out.is_cpu()) {
+    at::native::resize_impl_cpu_(out.unsafeGetTensorImpl(), sizes, strides, /*resize_storage=*/true);
+    return;
+  }
+  reserve(out, at::detail::computeStorageNbytes(sizes, strides, out.dtype().itemsize()));
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
 }
 
 void resize(at::Tensor& out, at::IntArrayRef sizes, at::MemoryFormat format) {
-  at::native::resize_impl_cpu_(out.unsafeGetTensorImpl(), sizes, std::nullopt, /*resize_storage=*/true);
+  if (out.is_cpu()) {
+    at::native::resize_impl_cpu_(out.unsafeGetTensorImpl(), sizes, std::nullopt, /*resize_storage=*/true);
+  } else {
+    reserve(out, at::detail::computeStorageNbytesContiguous(sizes, out.dtype().itemsize()));
+    out.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  }
   out.unsafeGetTensorImpl()->empty_tensor_restride(format);
 }
 
@@ -40,6 +64,19 @@ void resize_as_stored(at::Tensor& out, const at::Tensor& self) {
 
 void empty_out(at::Tensor& out) {
   out.unsafeGetTensorImpl()->set_sizes_contiguous({0});
+}
+
+void split_stacked(at::Tensor& out, int64_t dim, int64_t parts) {
+  at::DimVector sizes(out.sizes());
+  at::DimVector strides(out.strides());
+  sizes[dim] /= parts;
+  sizes.insert(sizes.begin() + dim, parts);
+  strides.insert(strides.begin() + dim, strides[dim] * sizes[dim + 1]);
+  if (out.numel() == 0) {
+    resize(out, sizes);
+  } else {
+    resize_strided(out, sizes, strides);
+  }
 }
 
 const at::Tensor& wrapped_number(const at::Scalar& number, int slot) {

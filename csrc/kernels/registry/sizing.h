@@ -1,4 +1,5 @@
-// Sizes and strides of outputs, as eager chooses them. The storage is kept if it is large enough.
+// Sizes and strides of outputs, as eager chooses them. A storage that is large enough is kept; on a device a
+// smaller one gets new bytes of its own allocator, on the current stream, and loses its contents.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +17,10 @@ void resize_like(at::Tensor& out, const at::Tensor& self,
                  at::MemoryFormat format = at::MemoryFormat::Preserve);
 // As eager's clone_preserve_strides: self's strides, gaps too, unless elements of it share bytes.
 void resize_as_stored(at::Tensor& out, const at::Tensor& self);
-// Size 0, storage kept: what an op that sizes its output itself may be given again.
+// Size 0 with the same storage, for an operator that sizes its output itself.
 void empty_out(at::Tensor& out);
+// Splits dimension `dim` of what cat made of `parts` equal tensors in two: the result of stack.
+void split_stacked(at::Tensor& out, int64_t dim, int64_t parts);
 
 // The number as a 0-dim tensor that takes part in type promotion as a Python number does. The tensor is
 // this thread's and holds the number until `slot` is asked for again; slots are 0 and 1.
