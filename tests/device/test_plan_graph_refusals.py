@@ -39,7 +39,7 @@ def test_what_prevents_a_graph_is_told(order):
         data: "data decides what it gives",
         prints: "it acts on more than tensors",
         beyond: "it may read past the elements of an input",
-        lifted: "what 'lift_default' is, each run decides",
+        lifted: "each run decides what 'lift_default' is",
         elsewhere: "does not lie on the same device as the rest",
     }
     for function, reason in told.items():

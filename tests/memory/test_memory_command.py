@@ -166,7 +166,7 @@ def test_command_writes_png_with_matplotlib(run_file, tmp_path, capsys, monkeypa
             pickle.dumps({"segments": [dict.fromkeys(("address", "total_size", "stream"), 0)]}),
             "not a memory snapshot",
         ),
-        (b"cos\nsystem\n(S'true'\ntR.", "it wants to load os.system"),
+        (b"cos\nsystem\n(S'true'\ntR.", "it refers to os.system"),
     ],
 )
 def test_command_refuses_other_files(tmp_path, capsys, content, message):

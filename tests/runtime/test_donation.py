@@ -139,7 +139,7 @@ def test_wrong_uses_say_what_to_do():
             "64 bytes of a storage of 128",
         ),
         (same, same, "has the same storage|shares its storage"),
-        (torch.from_numpy(numpy.zeros((4, 4), dtype="float32")), update, "belongs to somebody else"),
+        (torch.from_numpy(numpy.zeros((4, 4), dtype="float32")), update, "its memory has another owner"),
         (torch.randn(4, 4, requires_grad=True), update, "requires a gradient"),
     ]
     with torch.no_grad():

@@ -44,7 +44,7 @@ def test_a_run_before_the_release_is_refused_and_loses_nothing():
     compiled(x)
     held = compiled(x)
     kept = [t.clone() for t in flat(held)]
-    with pytest.raises(InputError, match="still out"):
+    with pytest.raises(InputError, match="previous run are still held"):
         compiled(x)
     with pytest.raises(InputError, match="is still held"):
         compiled.deallocate_output_tensors()
@@ -81,7 +81,7 @@ def test_prepared_runs_manage_outputs_too(options):
             got = compiled(x)
             assert all(map(native(compiled).is_managed_output, flat(got)))
             addresses.add(tuple(y.data_ptr() for y in flat(got)))
-            with pytest.raises(InputError, match="still out"):
+            with pytest.raises(InputError, match="previous run are still held"):
                 compiled(x)
             del got
             compiled.deallocate_output_tensors()

@@ -64,7 +64,7 @@ void SimDriver::check_guard(SimGuard& guard, const std::string& name, const std:
   const std::string end = detail::concat("byte ", *at, " of allocation #", guard.owner, ", which has ",
                                          guard.size_bytes, " bytes (stream ", raw(guard.stream), ")");
   oracle_.report(
-      before ? detail::concat("redzone: somebody wrote ", end, ", before ", name, " on ", stream, " ran")
+      before ? detail::concat("redzone: something wrote ", end, ", before ", name, " on ", stream, " ran")
              : detail::concat("redzone: ", name, " on ", stream, " wrote ", end));
 }
 

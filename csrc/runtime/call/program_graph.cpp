@@ -99,7 +99,7 @@ void examine(const PreparedProgram& prepared, Report& report) {
   }
   for (const ValueId id : program.outputs()) {
     if (rebuilds(prepared, made_by_step, id)) continue;
-    report.why_not = detail::concat("what '", program.values()[id].name, "' is, each run decides");
+    report.why_not = detail::concat("each run decides what '", program.values()[id].name, "' is");
     return;
   }
   report.memory = memory;
@@ -345,7 +345,7 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
       report.why_not.clear();
       if (report.credit > 0) return;
       report.memory = nullptr;
-      report.why_not = "weights, or tensors that it writes, lie elsewhere in every call";
+      report.why_not = "the addresses of weights, or of tensors that it writes, change in every call";
     });
   } catch (const std::exception& error) {
     // Nothing of the run has begun: the steps run, and raise if the error concerns them.

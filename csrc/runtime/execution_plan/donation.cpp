@@ -53,15 +53,15 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
   const c10::Storage& storage = tensor.storage();
   if (num_owners(storage) > 1) refuse(name, "another tensor shares its storage", kClone);
   if (tensor.use_count() > most_holders)
-    refuse(name, "somebody else holds it (a backward pass, another library)", kClone);
+    refuse(name, "it has another owner (a backward pass, another library)", kClone);
   if (!storage.unsafeGetStorageImpl()->resizable())
-    refuse(name, "its memory belongs to somebody else (numpy, a file, another library or process)", kClone);
+    refuse(name, "its memory has another owner (numpy, a file, another library or process)", kClone);
   int64_t end = 0;
   for (int64_t d = 0; d < tensor.dim(); ++d) end += (tensor.size(d) - 1) * tensor.stride(d);
   const int64_t bytes = tensor.numel() == 0 ? 0 : (end + 1) * static_cast<int64_t>(tensor.element_size());
   if (tensor.storage_offset() != 0 || bytes != static_cast<int64_t>(storage.nbytes()))
     refuse(name, detail::concat("it is ", bytes, " bytes of a storage of ", storage.nbytes()), kClone);
-  if (is_kept_in_python(tensor, *memory)) refuse(name, "somebody holds its untyped_storage()", kClone);
+  if (is_kept_in_python(tensor, *memory)) refuse(name, "Python code holds its untyped_storage()", kClone);
 }
 
 void take_bytes(const std::string& name, const at::Tensor& tensor) {

@@ -57,7 +57,7 @@ Values slices(const Values& xs, int64_t step) {
 
 // Runs `body` on the carry and each slice of xs; returns the last carry, then the stacked ys.
 Values run_scan(const BoundNode& bound, Values carry, const Values& xs, const Values& additional) {
-  SRT_CHECK(!xs.empty(), "scan needs at least one tensor to walk along");
+  SRT_CHECK(!xs.empty(), "scan needs at least one tensor to iterate over");
   const int64_t steps = xs[0].toTensor().size(0);
   SRT_CHECK(steps > 0, "scan over an empty dimension 0");
   const size_t num_carried = carry.size();

@@ -39,7 +39,7 @@ size_t OutputMemory::buffer_in(const DeviceMemory& memory) {
 
 void OutputMemory::require_released() const {
   SRT_CHECK(!are_out_,
-            "managed outputs of the run before are still out\n  fix: drop them, then call "
+            "managed outputs of the previous run are still held\n  fix: drop them, then call "
             "deallocate_output_tensors(), or compile without manage_outputs");
 }
 

@@ -45,7 +45,7 @@ def check_groups(names: Iterable[str]) -> None:
     for name in names:
         if not _exists(name):
             raise InputError(
-                f"the graph talks to process group {name!r}, which this process does not have",
+                f"the graph uses process group {name!r}, which this process does not have",
                 fix="call torch.distributed.init_process_group() first, and make groups in the same order",
             )
 

@@ -85,7 +85,7 @@ class CallTexts:
         if isinstance(item, bytes):
             item = item.decode(errors="replace")
         if not isinstance(item, str):
-            raise TypeError(f"strings are wanted, got {type(item).__name__}")
+            raise TypeError(f"expected strings, got {type(item).__name__}")
         known = self._known._numbers.get(item)
         if known is not None:
             return known

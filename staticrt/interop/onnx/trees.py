@@ -49,8 +49,8 @@ class Trees:
         """Aggregate the weights of the leaves that each row of x [rows, features] reaches: [rows, targets].
 
         Returns:
-            Sums, averages, least or largest weights over trees, 0 where no leaf says anything; and where one does,
-            or None: everywhere.
+            Sums, averages, least or largest weights over trees, 0 where no leaf has a weight; and where one has, or
+            None: everywhere.
         """
         check_features(x, self.width)
         totals, said = torch.ops.staticrt.tree_ensemble(
@@ -89,12 +89,12 @@ def build(
 
     Args:
         mode: per node an index into `MODES`, or `LEAF`.
-        true, false: per node the number of the child; of leaves not read.
+        true, false: per node the number of the child; not read of leaves.
         leaf, targets, weights: a leaf adds a weight to a target.
         count: targets.
 
     Raises:
-        OnnxError: a number that names nothing, or a tree that never ends.
+        OnnxError: an index out of range, or a tree with a cycle.
     """
     total = len(mode)
     kinds = np.asarray(mode, dtype=np.int64)
@@ -161,7 +161,7 @@ def _is_sure(
             # A walk over more nodes than exist has a cycle.
             if seen > len(inner):
                 raise OnnxError(
-                    f"the tree with root {int(root)} goes in circles",
+                    f"the tree with root {int(root)} has a cycle",
                     fix="the model is invalid; export it again",
                 )
             level = children[level[inner[level]]].reshape(-1)

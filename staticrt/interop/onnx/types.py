@@ -144,7 +144,7 @@ def _with_external(proto: TensorProto, base_dir: str) -> TensorProto:
         length = available if proto.data_type in SMALL else math.prod(proto.dims) * element
     if offset < 0 or available < 0 or length > available:
         raise OnnxError(
-            f"tensor {proto.name!r} wants {length} bytes at {offset} of {location!r}, which has "
+            f"tensor {proto.name!r} needs {length} bytes at {offset} of {location!r}, which has "
             f"{os.path.getsize(path)}",
             at=base_dir,
             fix="the file is truncated; copy it again",

@@ -32,7 +32,7 @@ class _DataOnly(pickle.Unpickler):
     """Unpickles plain data only; any class in the file raises."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it wants to load {module}.{name}")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}")
 
 
 def load_snapshot(path: str | Path) -> dict[str, Any]:

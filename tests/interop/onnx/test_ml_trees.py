@@ -125,7 +125,7 @@ TREE = CLASSIFIERS["binary, chances"]
             {"nodes_truenodeids": [10**6] * len(TREE["nodes_modes"])},
             "a child of a tree ensemble is number -1",
         ),
-        ({"nodes_truenodeids": [0] * len(TREE["nodes_modes"])}, "goes in circles"),
+        ({"nodes_truenodeids": [0] * len(TREE["nodes_modes"])}, "has a cycle"),
         ({"nodes_featureids": [-1] * len(TREE["nodes_modes"])}, "a feature of a tree ensemble is number -1"),
         ({"nodes_modes": ["BRANCH_UP"] * len(TREE["nodes_modes"])}, "nodes of mode 'BRANCH_UP'"),
         (

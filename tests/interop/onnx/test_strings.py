@@ -53,7 +53,7 @@ def test_texts_that_the_model_does_not_know_are_compared_with_each_other():
 def test_what_is_no_string_is_told():
     model = string_model([helper.make_node("Identity", ["a"], ["b"])], {"a": [2]}, {"b": TensorProto.STRING})
     compiled = staticrt.from_onnx(model)
-    with pytest.raises(staticrt.errors.InputError, match="input 'a' is strings: strings are wanted, got int"):
+    with pytest.raises(staticrt.errors.InputError, match="input 'a' is strings: expected strings, got int"):
         compiled([[1, 2]])
 
 

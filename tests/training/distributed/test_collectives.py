@@ -85,5 +85,5 @@ def test_facts():
 def test_groups_are_named_and_checked():
     assert group_names(graph_with("tp")) == ("tp",)
     check_groups(())
-    with pytest.raises(InputError, match="talks to process group 'tp', which this process does not have"):
+    with pytest.raises(InputError, match="uses process group 'tp', which this process does not have"):
         check_groups(group_names(graph_with("tp")))

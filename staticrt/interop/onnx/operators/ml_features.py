@@ -44,7 +44,7 @@ def normalizer(x: Tensor, *, norm: str = "MAX") -> Tensor:
     elif norm == "L2":
         size = (x * x).sum(-1, keepdim=True).sqrt()
     else:
-        raise OnnxError(f"Normalizer knows MAX, L1 and L2, not {norm!r}")
+        raise OnnxError(f"Normalizer supports MAX, L1 and L2, got {norm!r}")
     return torch.where(size == 0, x, x / size)
 
 

@@ -142,7 +142,7 @@ class _Layer:
         for name, value, shape in wanted:
             if value is not None and tuple(value.shape) != shape:
                 have, want = (", ".join(map(str, sizes)) for sizes in (value.shape, shape))
-                raise OnnxError(f"{kind}: {name} has shape [{have}], the other inputs ask for [{want}]")
+                raise OnnxError(f"{kind}: {name} has shape [{have}], the other inputs require [{want}]")
 
     def _native(self, lengths: Tensor | None, p: Tensor | None) -> bool:
         return (
