@@ -19,8 +19,8 @@
 namespace staticrt {
 
 inline constexpr char kProgramRecord[] = "staticrt/program.bin";
-// Read too: version 1, without packed weights and choices; version 2, without what a leaf's `same` and
-// `empty_dims` say and without traces that data decides; version 3, without memory plans; version 4, of the
+// Older versions are read, too. Version 1 has no packed weights and choices; version 2 no `same` and
+// `empty_dims` of leaves and no traces that depend on data; version 3 no memory plans; version 4 knows the
 // CPU only.
 inline constexpr uint32_t kFormatVersion = 5;
 
@@ -75,7 +75,7 @@ class ArchiveBuilder {
  public:
   uint32_t add_tensor(const at::Tensor& tensor) { return tensors_.add(tensor); }
   void add_weight(Weight weight) { weights_.push_back(std::move(weight)); }
-  // work: what was worked out for it, kept with it.
+  // work: plans and packed weights of the trace, stored with it.
   void add_trace(TraceSpec spec, const PriorWork& work = {});
   std::vector<at::Tensor> storages() const { return tensors_.storages(); }
   std::vector<std::pair<std::string, uintptr_t>> sources() const { return tensors_.sources(); }

@@ -106,8 +106,8 @@ class ByteReader {
   std::string what_;
 };
 
-// 64-bit checksum of bytes. A change of any single 8-byte word changes it; it does not protect from someone
-// who means to deceive.
+// 64-bit checksum of bytes. A change of any single 8-byte word changes it. It does not protect against
+// deliberate changes.
 uint64_t checksum(const void* data, size_t size);
 
 }  // namespace staticrt

@@ -16,11 +16,11 @@ enum class Tag : uint8_t {
   kString = 5,
   kDevice = 6,
   kTensor = 7,
-  kUndefined = 8,  // a tensor that is none
+  kUndefined = 8,  // an undefined tensor
   kList = 9,
 };
 
-// What a list holds, whatever its elements are now. Append only.
+// The element type that a list declares, which an empty list has, too. Append only.
 enum class Element : uint8_t {
   kAny = 0,
   kBool = 1,

@@ -19,7 +19,7 @@ ArchiveOptions to_archive_options(const LoadOptions& options) {
   return result;
 }
 
-// The leaves of a trace for a C++ call: constants are what they were when traced.
+// The leaves of a trace for a C++ call. Constants have their values of the trace.
 std::vector<Leaf> leaves_of(const TraceSpec& spec, const std::vector<c10::IValue>& inputs, std::string& why) {
   std::vector<Leaf> leaves(spec.leaves.size());
   size_t next = 0;

@@ -120,7 +120,7 @@ bool is_plain(const c10::TypePtr& type) {
     case c10::TypeKind::ComplexType:
     case c10::TypeKind::StringType:
     case c10::TypeKind::DeviceObjType:
-    case c10::TypeKind::GeneratorType:  // no archive holds one: always none
+    case c10::TypeKind::GeneratorType:  // archives hold no generators: always None
       return true;
     default:
       return false;
@@ -147,7 +147,7 @@ bool consents(const std::string& entry, const c10::FunctionSchema& schema, const
   return entry == schema.name() || entry == toString(schema.operator_name()) || entry == library + "::*";
 }
 
-// How many values the enumeration has that an int argument stands for, 0 if it is none.
+// The number of values of the enumeration that an int argument stands for; 0 for other arguments.
 int64_t enumeration_size(const c10::Argument& argument) {
   c10::TypePtr type = argument.real_type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();

@@ -14,7 +14,7 @@ namespace staticrt {
 // does not have: they are read only where nothing takes their place.
 class Placement {
  public:
-  // Where everything lay on the host, and stays there.
+  // Of an archive that names no device but the CPU and is loaded there.
   Placement() = default;
   // saved: the devices that the archive names besides the CPU, "cuda:0". wanted: the device that takes the
   // place of the only one of them, or of the CPU where there is none; unset: all stay as saved.
@@ -28,7 +28,7 @@ class Placement {
   // Of a device by its name, also without an index: then the archive's only one of that type. Throws
   // ArchiveError if the archive does not name it.
   at::Device of(const std::string& name) const;
-  // Something is elsewhere than it was saved.
+  // Whether some device differs from the one it was saved on.
   bool moves() const { return moves_; }
 
  private:

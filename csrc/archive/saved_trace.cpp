@@ -17,7 +17,7 @@ std::string sizes_text(const at::Tensor& tensor) {
   return text + "]";
 }
 
-// How the message begins of a program that stops because data decides otherwise: OTHERWISE in
+// Begins the message of a program that stops because data takes another branch: OTHERWISE in
 // staticrt/frontend/reasons.py.
 constexpr std::string_view kOtherwise = "staticrt: data decided otherwise";
 

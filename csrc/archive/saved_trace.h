@@ -36,8 +36,8 @@ class SavedTrace {
 
   // Why these leaves do not fit, or "". Tensors in another layout fit if they may be copied.
   std::string refusal(std::span<const Leaf> leaves) const;
-  // Runs on leaves that fit; the program's outputs, or nothing if data decides a branch otherwise than in
-  // this trace: then nothing is changed. Thread-safe.
+  // Runs on leaves that fit, and returns the program's outputs. If data takes another branch than in this
+  // trace, returns nothing and has changed nothing. Thread-safe.
   std::optional<std::vector<c10::IValue>> run(std::span<const Leaf> leaves) const;
   // Executable::prepare() for leaves that fit.
   PreparedAhead prepare(std::span<const Leaf> leaves) const;
@@ -57,10 +57,10 @@ class SavedTrace {
   std::shared_ptr<Executable> guards_;
   int64_t packed_bytes_ = 0;
   std::vector<uint32_t> written_inputs_;
-  std::vector<bool> may_copy_;  // per program input: nothing sees whose bytes it has
+  std::vector<bool> may_copy_;  // per program input: no result and no write shows that it is a copy
 };
 
-// The error of a call whose data decides a branch otherwise than in every trace.
+// The error of a call whose data takes a branch that no trace has.
 inline constexpr char kDecidedOtherwise[] = "data decides a branch otherwise than when it was traced";
 
 }  // namespace staticrt

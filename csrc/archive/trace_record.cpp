@@ -99,7 +99,7 @@ void check_sameness(ByteReader& in, const std::vector<LeafSpec>& leaves) {
   }
 }
 
-// Kernels that follow addresses on the host are chosen by what the program says of its values.
+// Kernels that read addresses on the host are chosen by the devices that the program declares.
 void check_device(ByteReader& in, const ValueInfo& info, at::Device device) {
   const at::Device said = info.device.value_or(at::kCPU);
   SRT_ARCHIVE(said == device, in.damaged(), "input ", info.name, " of the program is on ", said.str(),
@@ -194,7 +194,7 @@ TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors) {
     spec.random = in.get_bool();
   }
   if (format >= 4) {
-    // Their users check them against what is to be planned.
+    // KnownPlans validates a plan before it is used.
     spec.plans.resize(in.get_count(24));
     for (planner::KnownPlan& plan : spec.plans) {
       plan.key = in.get<uint64_t>();

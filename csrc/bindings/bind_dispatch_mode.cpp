@@ -83,7 +83,7 @@ PyObject* torch_device_rule(PyObject*, PyObject* const* args, Py_ssize_t count) 
 PyObject* torch_dispatch_rule(PyObject* function, PyObject* const* args, size_t count, PyObject* names) {
   const DispatchNames& known = dispatch_names();
   if (!names && PyVectorcall_NARGS(count) == 2) {
-    // Nobody registers a rule for a class of ours.
+    // No rule is registered for our classes.
     if (args[1] == known.mode) Py_RETURN_NONE;
     if (args[0] == known.device_query && PySet_Contains(known.torch_classes.ptr(), args[1]) == 1) {
       return Py_NewRef(known.torch_rule);

@@ -1,6 +1,6 @@
-// Every number of C++ that somebody chose or measured: limits, thresholds, budgets. staticrt/tuning.py has
-// those of Python. What follows from a format, from an instruction set or from a structure's layout stands
-// with its code.
+// All chosen or measured numbers of the C++ code: limits, thresholds, budgets. staticrt/tuning.py has those
+// of Python. Numbers that follow from a format, an instruction set or the layout of a structure are defined
+// in its code.
 #pragma once
 
 #include <array>

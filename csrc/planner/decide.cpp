@@ -10,11 +10,11 @@
 namespace staticrt::planner {
 namespace {
 
-// Restarts go through the plain styles of filling valleys, then through ever new random ones, then through
-// the ranks of ordered search; each round has twice the budget of the one before: no way can waste more than
-// a part of the whole. Ordered search draws nothing, so that a run is worth more the longer it is. A
-// component whose items cover more sections than kMaxIncidences in all is not searched: its tables alone
-// would cost more than a greedy plan of it.
+// A round of restarts tries the plain styles of filling valleys, then new random ones, then the ranks of
+// ordered search. Each round has twice the budget of the one before, so that no way takes more than a part of
+// the whole. Ordered search is deterministic: repeating it pays only with a larger budget. A component whose
+// items cover more sections than kMaxIncidences in all is not searched: its tables alone would cost more than
+// a greedy plan of it.
 constexpr int64_t kPlainStyles = 4, kStyles = 12;
 constexpr int64_t kRound = kStyles + kRanks;
 

@@ -1,4 +1,4 @@
-// States of a search that are known to fail: hash for finding, full comparison before believing.
+// States of a search that are known to fail: found by hash, and confirmed by comparing the whole state.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Plans that another process made, for the same values: found by the specs, and believed only after
+// Plans that another process made for the same values: found by their specs, and used only after
 // validate().
 #pragma once
 

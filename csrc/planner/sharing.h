@@ -34,8 +34,8 @@ struct Copy {
   std::vector<Part> parts;
 };
 
-// Bytes that are not the arena's, which others may have until `until`: those of spec `spec` once it ended,
-// or, where that is kNone, `size_bytes` from the beginning on. Specs from `borrowers` on never lie there.
+// Bytes outside the arena in which specs may lie until `until`: those of spec `spec` after its end or, where
+// that is kNone, `size_bytes` from the beginning on. Specs from `borrowers` on never lie there.
 struct Loan {
   static constexpr int32_t kNone = -1;
   int32_t spec = kNone;
@@ -45,14 +45,15 @@ struct Loan {
 };
 
 // Groups of at least `min_bytes` of the specs before `end` have an allocation of their own, for as long as
-// they live. Then none lies in a loan, which would last longer for it, but what is written over its spec.
+// they live. None of them lies in a loan, which would then last longer, unless it is written over its spec.
 struct Apart {
   int64_t min_bytes = 0;
   int32_t end = 0;
 };
 
-// Who takes a loan first among groups of one size: the first, and the first loan; or what ends last, and the
-// smallest loan, so that little else lasts as long as it. Large groups come before small ones.
+// Which group of several of one size takes a loan first, and which loan. kFirst: the first group, the first
+// loan. kLast: the group that ends last, the smallest loan, so that it keeps little else alive. Large groups
+// come before small ones.
 enum class Lend { kFirst, kLast };
 
 struct SharedPlan {
@@ -66,7 +67,7 @@ struct SharedPlan {
   std::vector<std::vector<bool>> in_place;
 };
 
-// Plans what was decided to be one value: plan(), or what has such a plan already.
+// Plans groups as single values: plan(), or a function that knows their plan already.
 using PlanFn = std::function<Plan(std::span<const Spec> specs, int64_t alignment, Effort effort)>;
 
 // Decides what shares and plans the rest. The arena is never larger than without sharing. Overwrites are

@@ -26,8 +26,8 @@ class UnionFind {
   std::vector<ValueId> parent_;
 };
 
-// Torch's operators and ours return what they keep. Those of others may put an argument where they find
-// it again; bodies of control flow hand theirs on.
+// Torch's operators and ours return what they keep. An operator of another library may store an argument and
+// read it later; so may the bodies of control flow.
 bool may_keep_arguments(const Node& node) {
   for (const auto& body : node.bodies)
     if (std::ranges::any_of(body->nodes(), may_keep_arguments)) return true;

@@ -120,7 +120,7 @@ void taps_of(int64_t phase, int64_t kernel, int64_t stride, int64_t pad, int64_t
 Derivation packed_weight(const TransposedConv& conv) {
   const ConvPlan& p = conv.p;
   Derivation d;
-  // Strides and padding decide which taps are together.
+  // Strides and padding decide which taps are in one phase.
   d.layout = "transposed conv panels of " + std::to_string(gemm_kernels().nr) + " by taps of " +
              std::to_string(p.groups) + ":" + std::to_string(p.w.stride_h) + ":" +
              std::to_string(p.w.stride_w) + ":" + std::to_string(p.w.pad_h) + ":" +

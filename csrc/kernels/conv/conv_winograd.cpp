@@ -132,7 +132,7 @@ struct WinogradConv {
     return status;
   }
 
-  // So many blocks of tile rows.
+  // `blocks` parts of equal cost.
   Grid grid(int64_t blocks) const {
     const double ns = product_ns(2 * p.multiply_adds() * f.inputs() / (9 * f.outputs())) +
                       row_ns(p.batch * p.w.out_h * p.w.out_w * p.in_channels * 4);

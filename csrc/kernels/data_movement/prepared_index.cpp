@@ -49,7 +49,7 @@ std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorO
   const Indices indices = indices_of(index);
   const Operand source = from.where;
   const Operand to = out.where;
-  // A row may be a few bytes, fetched from anywhere.
+  // Short rows at scattered addresses cost a cache miss each.
   const Grid grid{.rows = b.outer, .columns = count, .cell_ns = 1 + row_ns(bytes) / 4};
   return call_with(
       [=](char* const* bases, char*) {

@@ -1,5 +1,5 @@
-// slice_scatter and select_scatter, which writes into a part of a tensor are traced as. If the old tensor is
-// not read later, the new one lies in its bytes, and only the part is written.
+// slice_scatter and select_scatter: what traces have for writes into a part of a tensor. If the old tensor is
+// not read later, the new one takes its bytes, and only the part is written.
 #include <c10/core/WrapDimMinimal.h>
 
 #include "kernels/data_movement/boxes.h"

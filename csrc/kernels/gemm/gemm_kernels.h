@@ -30,7 +30,7 @@ struct GemmArgs {
   bool accumulate = false;      // add the product to what C holds
   PrimFn activation = nullptr;  // a unary primitive of class float32, or null
   const Imm* activation_imm = nullptr;
-  // Told of rows [begin, end) of C when they are final; only where all panels are multiplied at once.
+  // Called with rows [begin, end) of C once they are final; only where all panels are multiplied at once.
   void (*rows_done)(void* context, int64_t begin, int64_t end) = nullptr;
   void* rows_done_context = nullptr;
 };

@@ -35,7 +35,7 @@ int64_t lanes() {
   return gemm_kernels().nr / 2;
 }
 
-// One that kernels read where it lies.
+// Whether kernels read the weight in place.
 bool is_large_weight(const MatmulShape& s) {
   return s.b_k == 1 && s.n >= lanes() && !is_small_weight(s) &&
          (s.n >= tuning::kManyColumns || s.n * s.k > tuning::kLargeWeightFloats);
@@ -147,14 +147,14 @@ std::function<void()> packing_of(const MatmulShape& s, const Grid& grid, const f
 }
 
 Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
-  // One matrix, of as many columns and then rows as the budget allows each thread, at addresses of our own.
+  // One matrix with as many columns, and then rows, as each thread's budget allows, in buffers of its own.
   MatmulShape s = original;
   s.batch[0] = s.batch[1] = 1;
   const int64_t budget = tuning::kMaxMeasuredFlops * original.num_threads;
   const int64_t columns = 2 * gemm_kernels().group * original.num_threads;
   s.n = std::clamp<int64_t>(budget / std::max<int64_t>(1, 2 * s.m * s.k), std::min(s.n, columns), s.n);
   s.m = std::clamp<int64_t>(budget / std::max<int64_t>(1, 2 * s.n * s.k), std::min<int64_t>(s.m, 12), s.m);
-  // Any activation stands for what is done.
+  // Any activation serves: only that there is one costs time.
   s.activation =
       is_finished(original)
           ? tile_prims().op[static_cast<int>(Prim::kClampMin)][static_cast<int>(TileClass::kF32)][0]

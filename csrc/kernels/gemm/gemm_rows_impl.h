@@ -162,8 +162,8 @@ int64_t turned_floats(int64_t rows) {
   return kGroup * pitch_of(rows);
 }
 
-// Fetching the rows of B that are multiplied next, by the blocks of one set of rows: each fetches some rows,
-// one per segment of its depth.
+// Prefetches the rows of B that are multiplied next. Each block of a set of rows fetches some of them, one
+// per segment of its depth.
 class RowsAhead {
  public:
   static constexpr int64_t kMost = 16;
@@ -188,9 +188,9 @@ class RowsAhead {
   std::array<int64_t, kMost> segments_{};
 };
 
-// Adds, to the sums of a group, rows [0, columns) of B at `b` over a chunk of k. next: rows of a later chunk.
-// rest: the product of the rows of A that are in no panel with these columns; while rows of B are in the
-// cache.
+// Adds rows [0, columns) of B at `b`, over a chunk of k, to the sums of a group. next: rows of a later chunk.
+// rest: the rows of A that are in no panel; their product with these columns runs while the rows of B are in
+// the cache.
 void add_group(const float* b, int64_t b_n, int64_t columns, int64_t k, const float* a, int64_t a_panel,
                int64_t rows, bool accumulate, float* sums, const float* next, GemmArgs rest) {
   const int64_t pitch = pitch_of(rows);

@@ -117,7 +117,7 @@ int64_t part_bytes(const MatmulShape& s, Route route) {
   const Grid grid = product_grid(s, route);
   const Tile tile = largest_tile(grid, cut_of(grid, s.num_threads));
   if (route == Route::kTurned) {
-    // The chunks of fewer rows may be higher than those of more.
+    // A tile with fewer rows may have higher chunks than the largest tile: bounds those of both.
     const int64_t rows = std::min(std::min(s.m, tile.row_end), tuning::kMaxTurnedRows);
     const int64_t panel = (rows + kernels.nr - 1) / kernels.nr * kernels.nr;
     return bytes(panel * s.k + kernels.turned_floats(rows));

@@ -19,7 +19,7 @@
 namespace staticrt {
 namespace {
 
-// Empty: one more number than `count` is there, and not 0, so that the update is left out.
+// Empty if there is one number more than `count`, and it is not 0: the update is then left out.
 std::vector<double> read_numbers(const at::Tensor& hyper, int64_t count) {
   SRT_CHECK(hyper.device().is_cpu() && hyper.scalar_type() == at::kDouble &&
                 (hyper.numel() == count || hyper.numel() == count + 1) && hyper.is_contiguous(),

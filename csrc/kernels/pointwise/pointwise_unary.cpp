@@ -61,7 +61,7 @@ namespace cpu = at::cpu;
 namespace n = at::native;
 using T = at::Tensor;
 
-// Of complex numbers it is real, with strides of its own choice unless it is sized before.
+// The result of complex numbers is real; torch chooses its strides unless it has its size before.
 T& abs(const T& self, T& out) {
   if (self.is_complex()) resize_like(out, self);
   return n::abs_out(self, out);

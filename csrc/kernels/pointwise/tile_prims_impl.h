@@ -1,7 +1,7 @@
 // The table of the tile primitives, included once per instruction set (kernels/instruction_set.cpp.in).
 //
-// No file but those includes this one and the four below: everything here has internal linkage, because the
-// same inline function compiled for two instruction sets would be merged by the linker.
+// Include it nowhere else: everything here and in the four files below has internal linkage, because the
+// linker would merge an inline function that was compiled for two instruction sets.
 #pragma once
 
 #include "kernels/pointwise/tile_convert_impl.h"

@@ -166,7 +166,8 @@ int run_part_of_row(const TileProgram& p, char* const* bases, int64_t begin, int
   return run_span(p, roots, begin - row * p.sizes[0], end - row * p.sizes[0]);
 }
 
-// Whole rows, or whole vectors of the longest instruction set, where these are not long also of whole rows.
+// Cuts between rows; with one dimension, between vectors of the longest instruction set. The elements of
+// several dimensions are cut where both a vector and a row end, unless that makes parts too long.
 Grid grid_of(const TileProgram& p) {
   constexpr int64_t kVectors = 64;
   constexpr int64_t kMaxUnit = 4096;

@@ -109,7 +109,7 @@ struct Recurrent {
   std::vector<Grid> grids() const {
     if (shares_directions()) return std::vector<Grid>(static_cast<size_t>(layers), direction_grid());
     if (cut_of(step_grid(), num_threads).parts() == 1) return {};
-    // Of very many steps, so many stand for all.
+    // Of very many steps only the first kMost are reported.
     constexpr int64_t kMost = 1024;
     return std::vector<Grid>(static_cast<size_t>(std::min(layers * directions * steps, kMost)), step_grid());
   }
@@ -276,7 +276,7 @@ struct Recurrent {
   }
 };
 
-// Rows of the batch do not meet: each thread runs all steps of its own, which one fork starts.
+// Rows of the batch are independent: each thread runs all steps of its own rows, with a single fork.
 struct RecurrentRows {
   static constexpr int64_t kLeastRows = 4;  // fewer rows cost a product nearly as much
   Grid grid;

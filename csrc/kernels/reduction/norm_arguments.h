@@ -19,7 +19,7 @@ inline at::Tensor contiguous_or_none(const std::optional<at::Tensor>& t) {
   return t && t->defined() ? t->contiguous() : at::Tensor();
 }
 
-// For mixed dtypes eager has other checks: eager runs.
+// Eager checks mixed dtypes in its own way, so they run eagerly.
 inline bool one_dtype(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                       const std::optional<at::Tensor>& bias) {
   const auto fits = [&](const std::optional<at::Tensor>& t) {

@@ -11,8 +11,8 @@
 
 namespace staticrt {
 
-// Arithmetic on numbers failed. Eager may answer: where autograd's formulas divide by zero, torch's C++ has
-// infinity.
+// Arithmetic on numbers failed. Eager may succeed: where autograd's formulas divide by zero, torch's C++
+// computes infinity.
 class NumberError : public InputError {
   using InputError::InputError;
 };

@@ -51,8 +51,8 @@ void pack_trees(const TreeTables<T>& tables, const TreeSizes& sizes, char* packe
 // Rows are its cells.
 Grid tree_grid(const TreeSizes& sizes, int64_t rows);
 
-// totals [rows, targets] of x [rows, features], both contiguous. said [rows, targets], or null: whether any
-// leaf spoke of a target; the smallest or largest of no weights is 0.
+// totals [rows, targets] of x [rows, features], both contiguous. said [rows, targets], or null: whether some
+// leaf had a weight for the target. Without one the smallest and the largest weight are 0.
 template <class T>
 void walk_trees(const char* packed, const TreeSizes& sizes, TreeAggregate aggregate, const T* x, int64_t rows,
                 int num_threads, T* totals, bool* said);

@@ -18,10 +18,10 @@
 
 namespace staticrt {
 
-// Runs one segment of a region's backward. The results hang on the node of the first one.
+// Runs one segment of a region's backward. The first segment's node is the grad_fn of the results.
 //
-// Its edges: one per input whose gradient it hands out; then those to the next segment's node: one per value
-// that this one reads of earlier ones, and one per input whose gradient it or a later one hands out. The
+// Its edges: one per input whose gradient it returns; then those to the next segment's node: one per value
+// that the next one reads of earlier ones, and one per input whose gradient it or a later one returns. The
 // latter carry finished gradients if the first node has differentiated the whole region at once. The nodes of
 // a call share no state: two threads may run a kept graph.
 class StaticGraphBackward : public torch::autograd::Node {
@@ -54,7 +54,7 @@ class StaticGraphBackward : public torch::autograd::Node {
   torch::autograd::variable_list backward(torch::autograd::variable_list&& gradients);
   torch::autograd::variable_list differentiate(const torch::autograd::variable_list& gradients);
   torch::autograd::variable_list run_plan(torch::autograd::variable_list gradients);
-  // Finished gradients of all inputs of the region as this node's: those of later segments are handed on.
+  // This node's results, from finished gradients of all inputs: it passes on those of later segments.
   torch::autograd::variable_list hand_on(const torch::autograd::variable_list& finished) const;
   // Fills in the metadata that the engine checks of a value passed to the next node, once its sizes are
   // known.

@@ -101,7 +101,7 @@ class Region : public std::enable_shared_from_this<Region> {
   Region(const Region&) = delete;
   Region& operator=(const Region&) = delete;
 
-  // Runs forward; results that need gradients hang on a new node. Thread-safe.
+  // Runs the forward; results that need gradients have a new node as grad_fn. Thread-safe.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs);
   // As run(), but only if the forward is prepared for these inputs; false, and nothing was run, otherwise.
   bool run_if_prepared(std::vector<c10::IValue> inputs, std::vector<c10::IValue>& outputs);

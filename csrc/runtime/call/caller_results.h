@@ -32,7 +32,7 @@ class CallerResults {
     size_t output;
     ValueId input;
     std::optional<size_t> base_output = std::nullopt;
-    bool detached = false;        // no view to autograd
+    bool detached = false;        // autograd does not see a view
     bool one_of_several = false;  // unbind and its like
   };
   static std::optional<View> find_view(const Program& program, size_t output);

@@ -301,8 +301,8 @@ bool Executable::run_prepared(Frame& frame, std::span<const InputView> inputs,
 
 bool Executable::run_graph(Frame& frame, const PreparedFrame& prepared, std::span<const InputView> inputs,
                            std::vector<c10::IValue>& outputs) {
-  // In the first run libraries make what they may not make in a capture. A traced or profiled run must show
-  // its steps.
+  // In the first run libraries initialise what they may not initialise in a capture. A traced or profiled run
+  // must show its steps.
   if (!frame.kept || prepared.calls() == 1 || manage_outputs_.load() || current_trace() || profiler_listens())
     return false;
   if (!frame.graphs) {

@@ -7,7 +7,7 @@
 
 namespace staticrt {
 
-// Told of each node before and after it ran, while its operands and outputs are all in their slots.
+// Called before and after each node, while all its operands and outputs are in their slots.
 class NodeObserver {
  public:
   virtual ~NodeObserver() = default;
@@ -19,7 +19,7 @@ class GroupMemory;
 
 // Runs nodes [first_node, end) on slots that hold all they read. An exception leaves the slots to the
 // caller to clean up; its message names the node and its model line.
-// profile: of a profile run: its managed values are let go of after their last use.
+// profile: of a profile run, which frees managed values after their last use.
 // ends_inputs: the slots of inputs are emptied after their last use.
 void run_general(const BoundProgram& bound, c10::IValue* slots, uint32_t first_node, NodeObserver* observer,
                  GroupMemory* profile = nullptr, bool ends_inputs = false);

@@ -233,7 +233,7 @@ void Preparation::emit_releases() {
     if (apart == apart_until_.end() && ((!made_by_node(id) && !is_handed_out) || is_output_[id])) continue;
     uint32_t last = std::max(end_[id], end_[owner]);
     if (apart != apart_until_.end()) last = apart->second;
-    // Of what a node that is not determined returned, the alias class of the schema may be longer.
+    // Not before its own node: the range of a result that the signature does not determine may end earlier.
     last = std::max(last, definition_[id] + 1);
     const auto after = std::partition_point(result_.steps_.begin(), result_.steps_.end(),
                                             [&](const Step& step) { return step.node < last; });

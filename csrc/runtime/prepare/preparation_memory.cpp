@@ -47,7 +47,7 @@ void Preparation::find_donors(const DeviceMemory& memory, Lending lending) {
 
 void Preparation::lend_input(ValueId id, int64_t until) {
   const int64_t end = std::max<int64_t>(1, end_[id]);
-  if (until < end) return;  // the heir is written over the input itself: nothing is left to lend
+  if (until < end) return;  // its heir is written over the input itself
   on_.spec_of[id] = static_cast<int32_t>(on_.specs.size());
   on_.loans.push_back({on_.spec_of[id], until});
   on_.lenders.push_back(id);

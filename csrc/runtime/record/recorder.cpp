@@ -139,8 +139,8 @@ void Recorder::after_node(uint32_t node_index, const c10::IValue* slots) {
     for (const ValueId source : program.reads(node)) adopt_owner(source);
     for (uint32_t k = 0; k < i; ++k) adopt_owner(node.first_output + k);
   }
-  // A node is prepared whole or not at all: where one result is not determined, the places of the others are
-  // not noted.
+  // A node is prepared whole or not at all: if the signature does not determine one of its results, none of
+  // them counts as determined.
   bool all_stable = true;
   for (uint32_t i = 0; i < node.num_outputs; ++i) all_stable &= records_[node.first_output + i].stable;
   for (uint32_t i = 0; i < node.num_outputs; ++i) records_[node.first_output + i].stable = all_stable;

@@ -31,7 +31,8 @@ std::string undecided(const BoundProgram& bound, uint32_t index, const Recorder&
   return "";
 }
 
-// Where the node's results will lie: as captured, else where its operands do, but for numbers of the host.
+// Where the node's results will lie: on the device of the trace, else where its first operand that is not on
+// the host lies.
 void place_outputs(const Program& program, const Node& node, ValueMemories& memories,
                    const c10::IValue* slots) {
   const DeviceMemory* operand = &host_memory();
@@ -43,7 +44,8 @@ void place_outputs(const Program& program, const Node& node, ValueMemories& memo
   }
 }
 
-// Everything an operator made is as it was captured, and without bytes: some make a real tensor.
+// Replaces the real tensors that some operators make by tensors without bytes. False if a result is not what
+// the trace has there.
 bool settle_outputs(const Program& program, const Node& node, ValueMemories& memories, c10::IValue* slots) {
   for (uint32_t i = 0; i < node.num_outputs; ++i) {
     c10::IValue& slot = slots[node.first_output + i];
