@@ -1,6 +1,6 @@
 """`staticrt bench --train`: what a small forward and backward cost, and how long a large region takes to compile.
 
-A cost is the least of several batches: what the code takes when nothing disturbs it.
+A cost is the least of several batches, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def measure_two_operators() -> dict[str, float]:
 
 def measure_compile() -> dict[str, float]:
     """Seconds to cut and to plan the joint graph of a chain of pointwise operators, and its nodes."""
-    from staticrt.training import aot_region
+    from staticrt.training import region_compiler
     from staticrt.training.partition import safe_partition
     from staticrt.training.plans import CompiledGraph
 
@@ -83,7 +83,7 @@ def measure_compile() -> dict[str, float]:
     plan = timed("plan", CompiledGraph._plan)
     try:
         with (
-            mock.patch.object(aot_region, "safe_partition", cut),
+            mock.patch.object(region_compiler, "safe_partition", cut),
             mock.patch.object(CompiledGraph, "_plan", plan),
         ):
             x = torch.randn(4, requires_grad=True)

@@ -274,7 +274,7 @@ class _Segment:
         first = len(self._saved)
         incoming = range(first, first + part.num_incoming)
         self._lent = [k for k, i in enumerate(part.saved) if i in region.lent]
-        if is_later:  # what earlier segments hand on, nobody else has
+        if is_later:  # gradients from earlier segments have no other owner
             self._lent += incoming
         self.compiled = CompiledGraph(part.graph, options, "backward", incoming, lent=self._lent)
 
