@@ -260,7 +260,7 @@ class _Region:
             if users:
                 self.leaving[node] = users
 
-    def _is_indifferent(self, user: fx.Node, depth: int = 1) -> bool:
+    def _is_indifferent(self, user: fx.Node) -> bool:
         """Whether `user` returns the same result, strides included, for the new layout."""
         if user.op != "call_function" or user.target not in INDIFFERENT | {aten.permute.default}:
             return False
@@ -274,8 +274,7 @@ class _Region:
             return True
         # A permutation into another layout whose readers are indifferent, too.
         return (
-            depth > 0
-            and user.target is aten.permute.default
+            user.target is aten.permute.default
             and bool(user.users)
             and all(self._reads_any_layout(u, user, value) for u in user.users)
         )

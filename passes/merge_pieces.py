@@ -19,7 +19,7 @@ from torch import fx
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.base import GraphPass, PassResult, each_node, register_pass, tensor_meta
 from staticrt.passes.effects import argument
-from staticrt.passes.rewrite import insert_call
+from staticrt.passes.rewrite import insert_call, replace_if_same
 from staticrt.passes.symbols import known_equal, same_meta, same_place
 
 aten = torch.ops.aten
@@ -157,13 +157,7 @@ def _select_piece(node: fx.Node) -> bool:
     # Pieces of one element each: element i is piece i.
     if not all(known_equal(p.shape[dim], 1) for p in pieces.meta["val"][: index + 1]):
         return False
-    selected = insert_call(node, SELECT, (source, dim, index))
-    if not same_place(after, selected.meta["val"]):
-        node.graph.erase_node(selected)
-        return False
-    node.replace_all_uses_with(selected)
-    node.graph.erase_node(node)
-    return True
+    return replace_if_same(node, insert_call(node, SELECT, (source, dim, index)), same_place)
 
 
 def _merge_slices(node: fx.Node) -> bool:
@@ -183,10 +177,4 @@ def _merge_slices(node: fx.Node) -> bool:
         return False
     end = min(first_end, first + second_end) if second_end != END else first_end
     args = (inner.args[0], argument(node, 1), first + second, max(end, first + second))
-    merged = insert_call(node, SLICE, args)
-    if not same_place(after, merged.meta["val"]):
-        node.graph.erase_node(merged)
-        return False
-    node.replace_all_uses_with(merged)
-    node.graph.erase_node(node)
-    return True
+    return replace_if_same(node, insert_call(node, SLICE, args), same_place)

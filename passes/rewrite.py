@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def insert_call(
         value: the fake value; computed by the op's meta function if not given.
 
     Raises:
-        Exception: whatever `op` raises for arguments it can't take; the graph is then unchanged.
+        Exception: what `op` raises for arguments that it does not take; the graph is then unchanged.
     """
     kwargs = kwargs or {}
     if value is None:
@@ -46,10 +46,12 @@ def insert_call(
     return node
 
 
-def replace_if_same(node: fx.Node, new: fx.Node) -> bool:
-    """Let `new` take the place of `node` if their metadata are the same; else `new` goes again."""
+def replace_if_same(
+    node: fx.Node, new: fx.Node, same: Callable[[torch.Tensor, torch.Tensor], bool] = same_meta
+) -> bool:
+    """Replace `node` by `new` if their metadata are the same; else erase `new`."""
     before, after = tensor_meta(node), tensor_meta(new)
-    if before is None or after is None or not same_meta(before, after):
+    if before is None or after is None or not same(before, after):
         node.graph.erase_node(new)
         return False
     node.replace_all_uses_with(new)

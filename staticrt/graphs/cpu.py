@@ -35,7 +35,6 @@ class CpuGraphCapture:
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
         fixed: Sequence[torch.Tensor] = (),
-        error_mode: str = "thread_local",
     ) -> Iterator[None]:
         self.native.begin(list(inputs), list(fixed))
         try:

@@ -252,7 +252,6 @@ class CudaGraphCapture(FixedAddressCapture):
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
         fixed: Sequence[torch.Tensor] = (),
-        error_mode: str = "thread_local",
     ) -> Iterator[None]:
         raised: BaseException | None = None
         self._pool.take_turn()
@@ -266,7 +265,7 @@ class CudaGraphCapture(FixedAddressCapture):
                     self._graph,
                     pool=cast(Any, self._pool.id),
                     stream=self._pool._stream if stream is None else stream,
-                    capture_error_mode=error_mode,
+                    capture_error_mode="thread_local",
                 ):
                     try:
                         yield

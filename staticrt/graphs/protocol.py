@@ -124,7 +124,6 @@ class GraphCapture(Protocol):
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
         fixed: Sequence[torch.Tensor] = (),
-        error_mode: str = "thread_local",
     ) -> AbstractContextManager[Any]:
         """Record what this thread does on the device inside the block. Its allocations come from the pool.
 

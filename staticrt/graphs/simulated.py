@@ -106,7 +106,6 @@ class SimGraphCapture(FixedAddressCapture):
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
         fixed: Sequence[torch.Tensor] = (),
-        error_mode: str = "thread_local",
     ) -> Iterator[None]:
         self.reset()
         pool = self._pool
@@ -114,7 +113,7 @@ class SimGraphCapture(FixedAddressCapture):
             stream = torch.Stream(f"sim:{pool.index}")  # the default stream cannot be captured
         with (
             pool.on_stream(stream),
-            pool.device.capture(stream.stream_id, pool.id, mode=error_mode, is_trial=True) as graph,
+            pool.device.capture(stream.stream_id, pool.id, mode="thread_local", is_trial=True) as graph,
         ):
             for generator in self._generators:
                 graph.register_generator(generator)

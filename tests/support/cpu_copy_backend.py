@@ -36,7 +36,6 @@ class CpuCopyCapture(CpuGraphCapture):
         stream: Any = None,
         inputs: Sequence[torch.Tensor] = (),
         fixed: Sequence[torch.Tensor] = (),
-        error_mode: str = "thread_local",
     ) -> Iterator[None]:
         # A block that is freed inside may be reused and overwritten, but replays expect its present contents.
         before = {ptr: raw.clone() for ptr, raw in self._live(())}

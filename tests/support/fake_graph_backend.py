@@ -158,9 +158,7 @@ class FakeGraph:
         self.ops.append((func, tree_map(place, args), tree_map(place, kwargs), kept))
 
     @contextlib.contextmanager
-    def capture(
-        self, *, stream: Any = None, inputs: Any = (), fixed: Any = (), error_mode: str = "thread_local"
-    ) -> Any:
+    def capture(self, *, stream: Any = None, inputs: Any = (), fixed: Any = ()) -> Any:
         fault(self.faults, "capture")
         saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         if not self.caps.capture_executes:

@@ -24,15 +24,13 @@ class Numbers:
     Args:
         array: objects, of any shape.
         dtype: dtype of the tensor it stands for.
-        tensor: gives that tensor where it exists already.
     """
 
-    __slots__ = ("_tensor", "array", "dtype")
+    __slots__ = ("array", "dtype")
 
-    def __init__(self, array: Any, dtype: torch.dtype, tensor: Callable[[], Tensor] | None = None) -> None:
+    def __init__(self, array: Any, dtype: torch.dtype) -> None:
         self.array = array if isinstance(array, np.ndarray) and array.dtype == object else objects(array)
         self.dtype = dtype
-        self._tensor = tensor
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,8 +52,6 @@ class Numbers:
 
     def tensor(self) -> Tensor:
         """As a tensor; symbolic elements become operators on sizes."""
-        if self._tensor is not None:
-            return self._tensor()
         if self.known:
             return known_tensor(self.list(), self.shape, self.dtype)
         parts = [_scalar(item, self.dtype) for item in self.array.flat]
