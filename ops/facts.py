@@ -36,15 +36,15 @@ class OpFacts:
 
     Attributes:
         name: "aten.add.Tensor", "operator.floordiv", "higher_order.cond".
-        known: someone declared the op; if not, the facts are what is safe for any op.
+        known: whether the op is declared; if not, the facts are those that are safe for any op.
         family: the file of `ops/` that declares it, or "" if unknown.
         aliases: which results share storage with which arguments.
         mutates: positions of the arguments that the op writes.
         pure: a call whose results have no readers may be removed. Random ops are not pure: leaving one
             out changes the numbers drawn after it.
         random: draws from a generator.
-        idle_when: argument values, any of which makes a call neither random nor writing: dropout with
-            train=False. `facts_of_call` answers for one call.
+        idle_when: argument values; any of them makes a call neither random nor writing, as train=False does
+            for dropout. `facts_of_call` answers for one call.
         cost, fusable: cost class; whether the op can join one loop over elements with its neighbours.
     """
 

@@ -26,9 +26,9 @@ _NAMES = """
     lu_unpack svd _linalg_eigh _linalg_svd
     """
 _RAISING = frozenset(_NAMES.split())
-# These refuse empty tensors, booleans or places beyond the memory, and fake tensors do not tell.
+# These refuse empty tensors, booleans or places beyond the memory, which fake tensors do not show.
 _UNTOLD = frozenset(("argmax", "argmin", "as_strided", "max", "median", "min", "mode", "nanmedian"))
-# These do only where they divide integers.
+# These raise only where they divide integers.
 _DIVISIONS = frozenset(("div", "divide", "floor_divide", "floordiv", "fmod", "mod", "remainder"))
 
 

@@ -28,8 +28,8 @@ ADDMM = aten.addmm.default
 class AccumulateProducts(GraphPass):
     """Let the later product of an addition be added to the earlier one, which nothing else reads.
 
-    The left operand must be a transposition, as in gradients of weights: elsewhere an addition is done with what follows
-    it. The product's operands live as long as before, and the kernel writes the sum over the earlier product.
+    The left operand must be a transposition, as in gradients of weights: other additions are fused with what follows
+    them. The product's operands live as long as before, and the kernel writes the sum over the earlier product.
     Half precision is left alone: eager rounds each product, perhaps to infinity. Where a product of floats or doubles
     overflows, eager's sum may be NaN and this one infinite, or eager's infinite and this one finite.
 

@@ -76,7 +76,7 @@ def literal(value: Any) -> float | None:
 
 
 def _converted(number: float, dtype: torch.dtype) -> float | None:
-    """`number` in a tensor of `dtype`; None if that changes it by more than rounding."""
+    """`number` as an element of `dtype`; None if that changes it by more than rounding."""
     if dtype == torch.bool:
         return float(number != 0)
     if dtype in (torch.int64, torch.int32):
@@ -114,7 +114,7 @@ def hides_future(node: Any, depth: int = 0) -> bool | None:
 
 
 def _keeps_truth(node: fx.Node) -> bool:
-    """Whether a cast keeps zeros zero and non-zeros non-zero."""
+    """Whether a cast keeps zeros 0 and all other values unequal to 0."""
     if node.target not in CASTS:
         return False
     meta = tensor_meta(node)

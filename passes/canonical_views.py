@@ -99,7 +99,7 @@ def _is_contiguous(x: torch.Tensor) -> bool:
 
 
 def _skip_identity(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Replace a view by the value, further up its chain, that it shows whole again."""
+    """Replace a view by an earlier value of its chain with the same elements, sizes and strides."""
     after = tensor_meta(node)
     source: fx.Node | None = node
     for _ in range(tuning.MAX_VIEW_CHAIN):
@@ -120,7 +120,7 @@ def _skip_identity(node: fx.Node, aliases: AliasInfo) -> bool:
 
 
 def _merge_regrouping(node: fx.Node) -> bool:
-    """view(view(x)) -> view(x); so too through squeeze and unsqueeze."""
+    """view(view(x)) -> view(x), also through squeeze and unsqueeze."""
     inner = _producer(node)
     if node.target is not VIEW or inner is None or inner.target not in REGROUPING:
         return False

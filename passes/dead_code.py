@@ -18,7 +18,7 @@ ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 
 @register_pass
 class RemoveDeadCode(GraphPass):
-    """Remove pure nodes without users, and assertions that can't fail.
+    """Remove pure nodes without users, and assertions that cannot fail.
 
     Requires: ATen-level graph.
     Ensures:  every node but placeholders is read or has an effect; outputs bitwise equal.

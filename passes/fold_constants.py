@@ -101,7 +101,7 @@ class FoldConstants(GraphPass):
         count = 0
         made: set[torch.device] = set()
         serial = sum(name.startswith(PREFIX) for name, _ in gm.named_buffers())
-        # Last first: a value that only folded calls read needs no constant of its own.
+        # In reverse order: a value that only folded calls read needs no constant of its own.
         for node in reversed(folded):
             if not node.users:
                 gm.graph.erase_node(node)

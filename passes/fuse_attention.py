@@ -173,7 +173,7 @@ def _step(node: Any, scores: torch.Tensor) -> tuple[MaskStep, fx.Node] | None:
 
 
 def _is_scores(node: Any, scores: torch.Tensor) -> bool:
-    """Whether `node` may be what became the scores: inner, of their sizes, not a mask itself."""
+    """Whether `node` may have become the scores: an inner node of their sizes that is not a mask itself."""
     meta = tensor_meta(node)
     if not _is_inner(node) or meta is None or meta.dtype != scores.dtype:
         return False
@@ -232,7 +232,7 @@ def _replace(match: _Attention, masks: Masks) -> bool:
                 value = before.new_empty(before.shape)
             fused = insert_call(product, aten.clone.default, (fused,), kwargs, value=value)
             if not same_meta(before, fused.meta["val"]):
-                return False  # the product stays, dead code takes the rest
+                return False  # the rest is dead code now
     product.replace_all_uses_with(fused)
     product.graph.erase_node(product)
     return True

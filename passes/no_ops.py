@@ -137,7 +137,7 @@ class RemoveNoOps(GraphPass):
 
 
 def _keeps_a_layout(node: fx.Node, aliases: AliasInfo) -> bool:
-    """Whether `copy(x, y)`, which is y with the strides of x, can be replaced by y.
+    """Whether `copy(x, y)`, which returns y with the strides of x, can be replaced by y.
 
     Functionalization leaves such copies for in-place operators on parts of a tensor, such as the gates of an LSTM cell.
     A result with gaps between its elements would take the memory of the whole tensor for each part.

@@ -1,4 +1,4 @@
-"""Every number that somebody chose or measured: limits, thresholds, costs. `csrc/common/tuning.h` has those of C++.
+"""All chosen or measured numbers: limits, thresholds, costs. `csrc/common/tuning.h` has those of C++.
 
 After a change of costs run `staticrt bench --train`, after one of the other numbers `staticrt bench` and `bench --micro`.
 """

@@ -1,7 +1,7 @@
 """`staticrt bench --devices`: the zoo with its tensors on each accelerator of this process, the simulated one among them.
 
-On the simulated device a call returns once its operators are enqueued, since kernels run when somebody waits. So what is
-timed there is the work of the host; how long kernels take on it says nothing, and is not reported.
+On the simulated device a call returns once its operators are enqueued, since kernels run when the host waits. So the times
+there are those of the host; the times of kernels mean nothing and are not reported.
 """
 
 from __future__ import annotations

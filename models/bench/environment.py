@@ -1,4 +1,4 @@
-"""Facts to state beside a table of numbers: machine, threads, versions."""
+"""Facts that belong to a table of numbers: machine, threads, versions."""
 
 from __future__ import annotations
 

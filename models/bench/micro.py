@@ -1,7 +1,7 @@
 """`staticrt bench --micro`: what one node and one call cost, beside TorchScript's Static Runtime.
 
-Every figure is taken in this process, each peer in blocks that alternate with ours; the best block counts,
-since anything else only adds time.
+Every figure is taken in this process, each peer in blocks that alternate with ours; the best block counts, since
+other work on the machine only adds time.
 """
 
 from __future__ import annotations

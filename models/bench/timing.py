@@ -1,4 +1,4 @@
-"""Timing of a hot call from Python: batches under `timeit`, alternating rounds, honest spread.
+"""Timing of a hot call from Python: batches under `timeit`, alternating rounds, and their spread.
 
 One call may take less than the clock's own cost and the machine may be shared. So calls are timed in
 blocks of equal length with the garbage collector off; two callables are compared by blocks that follow
@@ -21,7 +21,7 @@ REST_SECONDS = (
     0.05  # threads that wait by spinning are asleep by then: OpenMP's after some ms, ONNX Runtime's too
 )
 MIN_CLEAN_ROUNDS = 3
-MIN_CLEAN_SHARE = 0.2  # fewer clean blocks are a biased sample: short or lucky blocks escape preemption
+MIN_CLEAN_SHARE = 0.2  # fewer clean blocks are a biased sample: mostly short blocks escape preemption
 
 
 @dataclass(frozen=True)

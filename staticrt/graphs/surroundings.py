@@ -15,7 +15,7 @@ _num_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 def surroundings() -> list[Any] | None:
-    """Parts of the key of a call: what its Python code would see now. None: replays would hide operators from somebody.
+    """Parts of the key of a call: what its Python code would see now. None: a mode or transform must see every operator.
 
     Modes (of functions or of dispatch) and transforms (`vmap`, `grad`) want every operator of a call; a replay runs none.
     A default device is a mode too, but one that only says where tensors are made.

@@ -46,7 +46,7 @@ class Simulated:
         """Make the devices "sim:0" … of torch, for the rest of the process.
 
         Tensors get memory of staticrt's allocator at addresses that the host cannot read. Operators run the CPU's
-        kernels, when their stream moves: streams move only as far as somebody waits for them.
+        kernels, when their stream moves: streams advance only as far as the program waits for them.
 
         Args:
             devices: how many, 1 to 16.

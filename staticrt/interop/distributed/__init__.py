@@ -1,8 +1,8 @@
 """Compiled graphs that talk to other processes.
 
 Functional collectives (`torch.distributed._functional_collectives`, DTensor, tensor parallelism) are operators of a
-graph like others, but for what `staticrt.ops.collectives` says of them. Process groups are named, not held:
-a graph runs wherever groups of those names exist.
+graph; `staticrt.ops.collectives` declares how they differ from others. Process groups are named, not held: a graph
+runs wherever groups of those names exist.
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ INLINE_LIMIT_BYTES = 2**31 - 2**27
 def save_model(program: Any, path: str | None) -> onnx.ModelProto:
     """Check a `torch.onnx.ONNXProgram`, write it, and return it as a message.
 
-    A model that fits one message is one file, which takes its place at once or not at all. The tensors of a larger one
+    A model that fits one message is one file, which is written whole or not at all. The tensors of a larger one
     are in `path` + ".data", and the message refers to that file.
 
     Raises:
-        OnnxError: the model is invalid, the file cannot be written, or there is none for a large model.
+        OnnxError: the model is invalid, the file cannot be written, or a large model has no `path`.
     """
     tensors = [value.const_value for value in program.model.graph.initializers.values()]
     size_bytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)

@@ -1,8 +1,8 @@
 """Determines which sizes of an exported model are free.
 
-torch.onnx leaves every dimension free that is asked for and defers what the module demanded of it to assertions,
-which it then drops. What those assertions say is applied here: a size that had to be one number becomes that
-number; what remains is handed to the caller as conditions.
+torch.onnx leaves every requested dimension free. What the module demands of it becomes assertions, which torch.onnx
+then drops. They are applied here: a size that had to be one number becomes that number; the others are returned to
+the caller as conditions.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def settle_sizes(program: Any) -> list[str]:
         program: `torch.onnx.ONNXProgram` with its exported program; its model is changed.
 
     Returns:
-        Conditions under which the model holds, over the names of its inputs' dimensions, in a fixed order. That a
-        size is not 1 is none: broadcasting asks for it everywhere.
+        Conditions under which the model holds, over the names of its inputs' dimensions, in a fixed order. Conditions
+        that a size is not 1 are left out: broadcasting adds one everywhere.
     """
     exported = program.exported_program
     symbols = _input_symbols(exported)

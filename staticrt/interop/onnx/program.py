@@ -29,8 +29,8 @@ class Program:
         name: for messages.
         constants: name -> numbers, strings, or the number of one of the module's tensors.
         free: names it takes from the graphs around it.
-        rows: output -> what a loop that takes no step has collected of it: no rows of the declared shape. A size
-            that the model leaves open is 0 there, and so is one of an open rank, as in ONNX Runtime.
+        rows: output -> what a loop without iterations has collected of it: no rows of the declared shape. Sizes that
+            the model leaves open are 0 there, also where it leaves the rank open, as in ONNX Runtime.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Step:
             scope.values.pop(name, None)
 
     def _placed(self, error: OnnxError) -> OnnxError:
-        """Add the place in the model to an error of this node's builder, or of a node inside of it."""
+        """Add the place in the model to an error of this node's builder, or of a node inside it."""
         if error.at is None:
             return OnnxError(error.message, at=f"{self.label} of {self.location[0]}", fix=error.fix)
         if isinstance(self.operator.function, FunctionBody):

@@ -2,8 +2,8 @@
 
 A builder is a Python function over torch operators, registered with `op`. Its signature is its declaration:
 positional parameters are the operator's inputs, keyword-only ones its attributes (with ONNX's defaults). An
-input annotated `Tensor` arrives as a tensor, one annotated `Numbers` as numbers known at trace, `Value` as it
-is; a keyword `call` gets the `Call`. `**keywords` stands for the attributes of another builder, `like`. Builders with
+input annotated `Tensor` arrives as a tensor, one annotated `Numbers` as numbers known at trace time, `Value`
+unchanged; a keyword `call` gets the `Call`. `**keywords` stands for the attributes of another builder, `like`. Builders with
 `prepare` get one keyword `prepared`: what that function made of the attributes when the model was imported.
 """
 

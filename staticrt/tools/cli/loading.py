@@ -28,7 +28,7 @@ MODEL_HELP = (
 
 
 class ModelError(StaticRuntimeError):
-    """The user's model raised. The error has its message and its place."""
+    """The user's model raised. The message and place are those of its error."""
 
 
 @dataclasses.dataclass

@@ -51,7 +51,7 @@ INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with arguments as JSON, too, where that was asked for."""
+    """Reports wrong arguments; with --json also as JSON."""
 
     wants_json = False
 
@@ -68,13 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except KeyboardInterrupt:  # while torch is being imported, too
         return INTERRUPTED
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
 def _use_streams() -> None:
-    """Nothing printed fails for a terminal that lacks a character, or for a closed stream."""
+    """Let printing never fail, neither for characters that the terminal lacks nor for a closed stream."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -109,13 +109,13 @@ def _run(arguments: list[str]) -> int:
         return _report(args, error, f"{error.strerror or error}{place}", 2)
     except MemoryError as error:
         return _report(args, error, f"out of memory: {error}", 1)
-    except Exception as error:  # nothing foreseen: still a sentence and an exit code
+    except Exception as error:  # any other error: still a sentence and an exit code
         text = f"{type(error).__name__}: {error}\n  fix: --debug shows the traceback, which a report of this needs"
         return _report(args, error, text, 1)
 
 
 def _wants_json(args: argparse.Namespace) -> bool:
-    """Whether stdout is to hold JSON alone. `bench --json FILE` writes a file instead."""
+    """Whether stdout must hold only JSON. `bench --json FILE` writes a file instead."""
     wanted = getattr(args, "json", None)
     return wanted is True or (wanted is not None and str(wanted) == "-")
 
@@ -129,6 +129,6 @@ def _report(args: argparse.Namespace, error: BaseException, text: str, code: int
             print_json({"error": text, "exit_code": code})
         except BrokenPipeError:
             raise
-        except OSError:  # that stdout cannot be written was the error
+        except OSError:  # stdout itself cannot be written
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

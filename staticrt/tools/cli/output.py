@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-_real: list[TextIO] = []  # the stdout that JSON goes to, while another stands in
+_real: list[TextIO] = []  # the stdout that JSON goes to while sys.stdout is stderr
 
 
 @contextlib.contextmanager
 def json_only() -> Iterator[None]:
-    """Send what is printed meanwhile to stderr; `print_json` alone reaches stdout."""
+    """Send what is printed meanwhile to stderr; only `print_json` writes to stdout."""
     _real.append(sys.stdout)
     try:
         with contextlib.redirect_stdout(sys.stderr):

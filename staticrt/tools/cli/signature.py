@@ -29,7 +29,7 @@ DATATYPES = {
     torch.float64: "FP64",
     torch.bfloat16: "BF16",
 }
-MAX_BATCH = 16  # what is written for models that take batches; users choose
+MAX_BATCH = 16  # the default of a model that takes batches; users may change it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +124,8 @@ def to_pbtxt(fields: dict[str, Any], indent: str = "") -> str:
 def signature(name: str, compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
     """The signature of a compiled callable.
 
-    Each distinct size of the inputs is changed once, in all places at once where it stands: a call that goes well shows
-    that it may vary, and which sizes of the results vary with it. Sizes that vary by themselves need different values.
+    Each distinct size of the inputs is changed once, in all places that have it: a call that succeeds shows that it may
+    vary, and which sizes of the results vary with it. Sizes that vary independently need different values.
 
     Args:
         args, kwargs: of an example call; other sizes take their values again from the beginning.
@@ -151,7 +151,7 @@ def signature(name: str, compiled: Any, args: tuple[Any, ...], kwargs: dict[str,
     for size in sorted({size for tensor in tensors for size in tensor.shape if size > 0}):
         try:
             others = call([_with_size(leaf, size, size + 1) for leaf in leaves])
-        except Exception:  # whatever it raises, the model does not take such sizes
+        except Exception:  # any error means that the model does not take such sizes
             continue
         varying_inputs |= {
             (i, d) for i, tensor in enumerate(tensors) for d, n in enumerate(tensor.shape) if n == size

@@ -9,7 +9,7 @@ from staticrt.tools.report.runs import Call
 
 
 def chrome_trace(name: str, calls: Sequence[Call]) -> dict[str, Any]:
-    """A trace document: one event per call, run and step; times in µs from the first call's begin."""
+    """A trace document: one event per call, run and step; times in µs since the first call began."""
     origin = calls[0].begin_ns if calls else 0
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "tid": 1, "args": {"name": "staticrt"}},

@@ -1,4 +1,4 @@
-"""`compiled.compare(*args)`: where compiled results part from eager ones, and at which node first.
+"""`compiled.compare(*args)`: where compiled results differ from eager ones, and at which node first.
 
     eager model ── traced graph ── after passes ── the runtime's program
                  1               2                3
@@ -30,11 +30,11 @@ from staticrt.runtime.cached_trace import CachedTrace
 
 @dataclasses.dataclass(frozen=True)
 class NodeDifference:
-    """A value that is off.
+    """A value that differs.
 
     Args:
         name, op, where: its node.
-        what: how far off, as `torch.testing.assert_close` says it.
+        what: by how much, as `torch.testing.assert_close` says it.
     """
 
     name: str
@@ -53,10 +53,10 @@ class CompareReport:
 
     Args:
         ok: compiled results equal eager's within tolerance.
-        stage: "" if ok; else where they part: "trace", "passes", "runtime", or "call" (stages agree when run one by
+        stage: "" if ok; else where they begin to differ: "trace", "passes", "runtime", or "call" (stages agree when run one by
             one: state between calls, or memory planning).
         difference: how the results differ.
-        first: the first node off, where one was found.
+        first: the first node that differs, where one was found.
         checked: nodes compared in the runtime stage.
     """
 

@@ -85,7 +85,7 @@ class Drawing:
         return "\n".join([*lines, "</svg>", ""])
 
     def save(self, path: str | Path) -> None:
-        """Write the file; its name says how.
+        """Write the file; its ending chooses the format.
 
         Raises:
             OptionError: it is neither .svg, .html nor .png, or .png without matplotlib.

@@ -2,7 +2,7 @@
 
 Another thread samples the call's Python stack every half a millisecond and adds the time since its last sample to the
 innermost function, whose file gives the phase. The time of a C function counts to its caller. Python's own profilers
-would see nothing of a trace, because the tracer uses the thread's profile function itself.
+see nothing of a trace, because the tracer uses the thread's profile function itself.
 """
 
 from __future__ import annotations

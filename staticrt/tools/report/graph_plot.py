@@ -92,7 +92,7 @@ def _layers(boxes: Sequence[Box]) -> list[list[Box]]:
     for box in boxes:
         for source in box.sources:
             users.setdefault(source, []).append(depth[box.name])
-    for box in boxes:  # what reads nothing stands right above its first user
+    for box in boxes:  # a node without sources stands right above its first user
         if not box.sources and box.name in users:
             depth[box.name] = max(0, min(users[box.name]) - 1)
     layers: list[list[Box]] = [[] for _ in range(max(depth.values(), default=0) + 1)]

@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class _Tool:
-    """A method that steps back where the wrapped module has an attribute of its name."""
+    """A method that gives precedence to an attribute of the same name of the wrapped module."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -160,13 +160,13 @@ class Tools:
     def compare(
         self, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
     ) -> CompareReport:
-        """Run eager and compiled on these arguments and find the first node that is off.
+        """Run eager and compiled on these arguments and find the first node that differs.
 
         Args:
             rtol, atol: tolerances as of `torch.testing.assert_close`; its defaults per dtype if None.
 
         Returns:
-            A report; `report.ok`, or the stage (trace, pass, node) where results part.
+            A report; `report.ok`, or the stage (trace, pass, node) where results differ.
         """
         from staticrt.tools.report.compare import compare
 

@@ -1,5 +1,5 @@
-"""ONNX Runtime's operators (domain com.microsoft) of statically quantised models: computed on what the numbers mean,
-then quantised again.
+"""ONNX Runtime's operators (domain com.microsoft) of statically quantised models: dequantised, computed in floats and
+quantised again.
 
 Source: ContribOperators.md of microsoft/onnxruntime; compared with its CPU kernels by tests/interop/onnx/test_contrib_llm.py.
 """

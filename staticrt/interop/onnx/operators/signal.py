@@ -104,7 +104,7 @@ class _Grams:
     Args:
         groups: per length of grams, int64 [grams, length] and the column that each is counted in.
         skips: elements that may be left out between two of a gram.
-        factor: per column; `presence`: of whether it occurs, else of how often.
+        factor: per column, of the count; with `presence`, of whether the n-gram occurs.
     """
 
     groups: list[tuple[int, Tensor, Tensor]]
