@@ -53,7 +53,7 @@ void check_donatable(const std::string& name, const at::Tensor& tensor, size_t m
   const c10::Storage& storage = tensor.storage();
   if (num_owners(storage) > 1) refuse(name, "another tensor shares its storage", kClone);
   if (tensor.use_count() > most_holders)
-    refuse(name, "it has another owner (a backward pass, another library)", kClone);
+    refuse(name, "another owner holds it (a backward pass, another library)", kClone);
   if (!storage.unsafeGetStorageImpl()->resizable())
     refuse(name, "its memory has another owner (numpy, a file, another library or process)", kClone);
   int64_t end = 0;
