@@ -35,7 +35,7 @@ READ_PLACES = frozenset(
 
 
 class AliasInfo:
-    """Alias classes of one graph, as it is when this is made. O(nodes) but for union-find's α.
+    """Alias classes of one graph, as it is when this is made. O(nodes), apart from union-find's α.
 
     Conservative: values in different classes never share storage, values in one class may. A result of
     a node with several outputs has its own class where the op's facts say that it is fresh.

@@ -103,7 +103,7 @@ def _repeated(node: Any) -> fx.Node | None:
 
 
 def _is_heads(source: Any, repeated: fx.Node) -> bool:
-    """Whether `source` is like `repeated` but for the number of heads, with adjacent rows."""
+    """Whether `source` is like `repeated` except for the number of heads, with adjacent rows."""
     before, after = tensor_meta(source), tensor_meta(repeated)
     if before is None or after is None or before.dim() != 4 or after.dim() != 4:
         return False

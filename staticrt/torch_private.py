@@ -143,7 +143,7 @@ _checkpoints = _Checkpoints()
 
 @functools.cache
 def _ask_the_thread_for_checkpoints() -> None:
-    """Replace upstream's functions, once, by some that are the same but for threads inside `checkpoint_parts`."""
+    """Replace upstream's functions, once, by functions that differ only for threads inside `checkpoint_parts`."""
     module: Any = torch.utils.checkpoint
     upstream: Callable[..., Any] = module._checkpoint_without_reentrant_generator
 

@@ -29,7 +29,7 @@ from staticrt.runtime.cached_trace import CachedTrace, tensor_metadata
 from staticrt.runtime.executable import StaticExecutable
 from staticrt.runtime.explain.explanation import operator_counts
 
-# As LeafKind and SizeSymbol::Prop in csrc/archive/trace.h.
+# As LeafKind and SizeSymbol::Prop in csrc/archive/trace_record.h.
 _TENSOR, _INT, _LITERAL = range(3)
 _PROPS = {"size": 0, "stride": 1, "value": 2}
 

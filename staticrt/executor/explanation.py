@@ -44,7 +44,7 @@ def explanation(state: ExecutorState) -> Explanation:
 
 
 def _weight_notes(state: ExecutorState) -> list[str]:
-    """Inference tensors among the weights: no version counter notices writes to them."""
+    """Inference tensors among the weights, which have no version counter that shows writes."""
     if state.options.freeze is not None:
         return []
     uncounted = {

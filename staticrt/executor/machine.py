@@ -93,14 +93,14 @@ class Progress:
         state: the state of its key.
         limited: no trace is made beyond the option `max_traces`.
         gradients: whether results may need gradients, as far as is known before the trace.
-        tried: traces in which data decided otherwise.
+        tried: traces in which data takes another branch.
         request: the trace that is to be made, once there is one.
         trace: the one that runs.
         fresh: it was made for this call.
         dropped: its first run raised.
         reason: why this call alone runs eagerly; "": as its key's failure says.
         not_compiled: graph splits gave no result.
-        result: once it is there.
+        result: of the call, once it has one.
     """
 
     call: Call

@@ -45,13 +45,13 @@ _INFRASTRUCTURE = (
 )
 BROADCASTS = "data decides whether a size is broadcast"
 SETS_DATA = "the model sets a tensor's .data"
-# How the message begins of a program that stops because data decided a branch otherwise than in its trace.
+# Begins the message of a program that stops because data took another branch than in its trace. Archives hold it.
 OTHERWISE = "staticrt: data decided otherwise"
 _LINE = "_staticrt_line"  # of an exception: where it was raised
 _INTERRUPT = "_staticrt_interrupt"  # of an exception: a signal handler raised it
 _GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin
 _SIGNALS = tuple(signal.valid_signals())
-_handlers: set[CodeType] = set()  # of signals: one may have taken itself away before it raises
+_handlers: set[CodeType] = set()  # of signals: one may have removed itself before it raises
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
 _location = threading.local()

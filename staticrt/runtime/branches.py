@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from staticrt.runtime.cached_trace import CachedTrace
 
 
-OTHER_DECISION = "data decided otherwise than in the trace"
+OTHER_DECISION = "data took another branch than in the trace"
 
 
 class OtherDecision(Exception):
-    """Data decided otherwise than in the trace; the call has changed nothing."""
+    """Data took another branch than in the trace; the call has changed nothing."""
 
 
 def run_decided(trace: CachedTrace, flat_inputs: Sequence[Any]) -> Sequence[Any]:

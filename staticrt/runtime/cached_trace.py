@@ -126,7 +126,7 @@ def writes_inference_tensors(traced: TracedGraph, leaves: Sequence[Any]) -> bool
 
 
 def undo_of(traced: TracedGraph, leaves: Sequence[Any]) -> Callable[[], None] | None:
-    """What takes back the effects of the run that follows, should it raise; None: the model catches no error, or nothing does."""
+    """What undoes the effects of the run that follows if it raises; None: no model code catches errors, or nothing can undo them."""
     if not traced.catches:
         return None
     inputs = [(spec, value) for spec, value in _inputs(traced, leaves) if isinstance(value, torch.Tensor)]

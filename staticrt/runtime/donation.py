@@ -1,4 +1,4 @@
-"""Donated arguments: what the caller gives up with a call, whatever way the call is served."""
+"""Donated arguments: what the caller gives up with a call, however the call is served."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class _Joint:
         def made(node: fx.Node) -> fx.Node:
             if node not in env:
                 if node.op != "call_function" or (_is_tensor(node) and not is_view(node)):
-                    raise CannotTrace("a result shares memory otherwise than by a view")
+                    raise CannotTrace("a result shares memory and is not a view")
                 for source in node.all_input_nodes:
                     made(source)
                 env[node] = graph.node_copy(node, env.__getitem__)

@@ -39,7 +39,7 @@ class Unfaithful(Exception):
 
 
 class RegionCompiler:
-    """Compiles one region as a whole, and holds what that made.
+    """Compiles one region as a whole, and holds the results.
 
     Args:
         options, name, replay: the region's.
@@ -76,7 +76,7 @@ class RegionCompiler:
         return self._kernels.hold() and all(live == saved for live, saved in self._definitions)
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """What computes the region.
+        """The function that computes the region.
 
         Raises:
             Unfaithful: AOTAutograd compiles graphs that differ from the region.

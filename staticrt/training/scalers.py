@@ -46,7 +46,7 @@ class HeldScaler:
         attributes[_UPDATE] = maybe_update
 
     def check(self) -> None:
-        """The step leaves the scaler as it found it, but for its tensors.
+        """The step leaves the scaler as it found it, except for its tensors.
 
         Raises:
             CannotTrace: it does not, for the scaler is not updated yet.

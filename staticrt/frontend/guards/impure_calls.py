@@ -67,7 +67,7 @@ class Watcher:
 
     Args:
         snapshot: gets what model code reads by name, before it can change it.
-        constants: no number is symbolic, but for those that data decides.
+        constants: no number is symbolic, except for those that data decides.
         may_change_gradients: clearing and clipping them is part of what is recorded, as in a training step.
     """
 

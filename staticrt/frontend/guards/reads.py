@@ -33,8 +33,8 @@ _BUILTINS = frozenset(vars(builtins))
 _FIND_GLOBALS = frozenset(
     ("globals", "vars", "locals", "eval", "exec", "__globals__", "__dict__", "f_globals", "__import__")
 )
-# By these, code may read attributes of an object that it does not name: methods of objects, functions that list attributes
-# or compute names in C. Of the library's and torch's code `getattr` also, which is told of a model's names only.
+# With these, code may read attributes that it does not name: methods of objects, functions that list attributes or compute
+# names in C. In the library's and torch's code also `getattr`, since only a model's calls of it are reported with the name.
 _LIST_ATTRIBUTES = frozenset(
     (
         *(

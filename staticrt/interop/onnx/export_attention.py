@@ -13,7 +13,7 @@ from typing import Any
 def attention(opset: int) -> Callable[..., Any]:
     """The translation of `aten.scaled_dot_product_attention.default` for an operator set, 18 or later.
 
-    From operator set 23 on it is the operator Attention where the tensors have rank 4, but for masks that are added:
+    From operator set 23 on it is the operator Attention where the tensors have rank 4, except with masks that are added:
     ONNX Runtime takes the lowest number in one for -inf, and torch does not.
     """
     import onnxscript

@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    # A view of a tensor that is conjugated or negated lazily is so too.
+    # A view of a lazily conjugated or negated tensor is conjugated or negated lazily, too.
     return x.layout == torch.strided and not x.is_quantized and not x.is_conj() and not x.is_neg()
 
 

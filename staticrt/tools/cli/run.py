@@ -84,7 +84,7 @@ def _check(
 
 
 def _assert_close(result: Any, expected: Any, rtol: float | None, atol: float | None) -> None:
-    """Like `torch.testing.assert_close`, but for any results: leaves other than tensors and numbers are compared with ==."""
+    """Like `torch.testing.assert_close`, for results of any kind: leaves other than tensors and numbers are compared with ==."""
     structure, expected_structure = pytree.tree_structure(result), pytree.tree_structure(expected)
     if structure != expected_structure:
         raise AssertionError(f"the results' structures differ: {structure} is not {expected_structure}")

@@ -232,7 +232,7 @@ def test_data_that_decides_whether_a_sum_is_broadcast(first):
             gradients.append((result.detach(), rows.grad))
         torch.testing.assert_close(*gradients)
     (eager,) = compiled.explain().eager
-    assert eager.reason == "data decided otherwise than in the trace"
+    assert eager.reason == "data took another branch than in the trace"
     assert eager.calls == 2 - first
 
 

@@ -93,7 +93,7 @@ def test_a_step_in_which_data_decides_each_time_otherwise_runs_eagerly_in_the_en
         return [loss.detach() for loss in losses], list(model.parameters())
 
     (eager,) = equal_eager(train).explain().eager
-    assert eager.reason == "data decided otherwise than in the trace"
+    assert eager.reason == "data took another branch than in the trace"
 
 
 @pytest.mark.filterwarnings("ignore:staticrt")
