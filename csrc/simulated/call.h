@@ -57,6 +57,8 @@ class Call {
   const std::string& base_name() const { return op_.operator_name().name; }
   SimulatedDevice& device() const { return device_at(device_); }
   const std::vector<TensorArgument>& tensors() const { return tensors_; }
+  // The arguments, with None for tensors and the length for a list of them.
+  const std::vector<c10::IValue>& values() const { return values_; }
   // The CPU has a kernel for the operator, or for what takes its place.
   bool runs_on_cpu() const;
   // No argument is an output whose size the operator sets.
@@ -87,7 +89,7 @@ class Call {
 
   c10::OperatorHandle op_;
   int device_ = -1;
-  std::vector<c10::IValue> values_;  // arguments; tensors are None
+  std::vector<c10::IValue> values_;
   std::vector<TensorArgument> tensors_;
   std::vector<size_t> devices_;      // arguments that name a device
   std::optional<size_t> generator_;  // argument that is a generator

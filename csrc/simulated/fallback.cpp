@@ -1,15 +1,14 @@
 #include "simulated/fallback.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <string>
-#include <unordered_set>
 #include <utility>
 
 #include "common/error.h"
 #include "common/tuning.h"
+#include "simulated/inference.h"
 #include "simulated/storage.h"
 #include "simulated/thread_state.h"
 
@@ -23,124 +22,28 @@ struct MadeOutput {
   TensorPlace place;
 };
 
-bool returns_tensors(const c10::FunctionSchema& schema) {
-  return std::all_of(schema.returns().begin(), schema.returns().end(), [](const c10::Argument& result) {
-    return result.type()->isSubtypeOf(*c10::TensorType::get()) ||
-           result.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  });
-}
-
-// Operators that run at once. Those of other libraries may be written in Python, and a thread that waits for
-// the device may hold the GIL; they may also keep their arguments.
-bool must_wait(const c10::OperatorHandle& op) {
-  return op.hasTag(at::Tag::data_dependent_output) || op.hasTag(at::Tag::dynamic_output_shape) ||
-         !returns_tensors(op.schema()) || op.operator_name().getNamespace() != "aten";
-}
-
-// Whether sizes depend on values: torch tags the functional overload, not the one with out=.
-bool sizes_depend_on_values(const c10::OperatorHandle& op) {
-  std::string overload = op.operator_name().overload_name;
-  if (overload == "out") overload.clear();
-  if (overload.ends_with("_out")) overload.resize(overload.size() - 4);
-  const auto functional = c10::Dispatcher::singleton().findOp({op.operator_name().name, overload});
-  return functional && functional->hasTag(at::Tag::dynamic_output_shape);
-}
-
-// Operators whose sizes or strides on the CPU are not those on meta tensors. They are run on zeros to learn
-// them: their results' sizes do not depend on values.
-bool must_probe(const Call& call) {
-  static const std::unordered_set<std::string> names = {
-      "aten::native_batch_norm",
-      "aten::_native_batch_norm_legit",
-      "aten::_native_batch_norm_legit.no_stats",
-      "aten::_batch_norm_with_update",
-      "aten::native_batch_norm_backward",  // the meta rules make gradients that were not requested
-      "aten::batch_norm_backward",
-      "aten::_embedding_bag",
-      "aten::_embedding_bag_forward_only",
-      "aten::_fft_r2c",
-      "aten::_fft_c2r",
-      "aten::_fft_c2c",
-      "aten::max_unpool2d",
-      "aten::max_unpool3d",
-      "aten::linalg_eig",
-      "aten::nonzero_static",
-      "aten::_logcumsumexp",
-      "aten::geqrf",
-  };
-  // The same for all overloads, if an argument's strides are not in the order of its dimensions.
-  static const std::unordered_set<std::string> names_if_permuted = {
-      "aten::abs",
-      "aten::angle",
-      "aten::complex",
-      "aten::convolution",
-      "aten::convolution_overrideable",
-      "aten::convolution_backward_overrideable",
-      "aten::floor_divide",
-      "aten::im2col",
-      "aten::isinf",
-      "aten::logical_and",
-      "aten::logical_or",
-      "aten::logical_xor",
-      "aten::native_channel_shuffle",
-      "aten::channel_shuffle",
-      "aten::pixel_shuffle",
-      "aten::pixel_unshuffle",
-      "aten::polar",
-      "aten::reflection_pad2d",
-      "aten::reflection_pad3d",
-      "aten::replication_pad2d",
-      "aten::replication_pad3d",
-      "aten::roll",
-  };
-  if (names.count(call.name()) > 0) return true;
-  bool permuted = false;
-  // Rules in Python give the outs that they resize contiguous strides.
-  bool sizes_out = false;
-  for (const TensorArgument& argument : call.tensors()) {
-    if (!argument.place) continue;
-    permuted |= !argument.out && !argument.place->contiguous;
-    sizes_out |= argument.out && argument.place->sizes == c10::SmallVector<int64_t, 5>{0};
-  }
-  return permuted && (sizes_out || names_if_permuted.count(call.base_name()) > 0);
-}
-
-// The argument that a result aliases and writes, by the schema's alias sets.
-std::optional<size_t> same_argument(const c10::FunctionSchema& schema, size_t result) {
-  const auto* alias = schema.returns()[result].alias_info();
-  if (!alias || !alias->isWrite()) return std::nullopt;
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    const auto* other = schema.arguments()[i].alias_info();
-    if (other && other->isWrite() && other->beforeSets() == alias->beforeSets()) return i;
-  }
-  return std::nullopt;
-}
-
-// Turns the results of an operator on other tensors into results on sim.
+// The results of a call.
 class Results {
  public:
-  // `stand_in`: the arguments that the operator got, in the order of the call's.
-  Results(const Call& call, const torch::jit::Stack& given, size_t first, const torch::jit::Stack& stand_in)
-      : call_(call), given_(given), first_(first) {
-    for (const TensorArgument& argument : call.tensors())
-      if (argument.place && !stand_in.empty())
-        stand_ins_.push_back({&argument, Call::given(stand_in, 0, argument)});
-  }
+  Results(const Call& call, const torch::jit::Stack& given, size_t first)
+      : call_(call), given_(given), first_(first) {}
 
-  std::vector<c10::IValue> make(const torch::jit::Stack& results) {
+  std::vector<c10::IValue> make(const std::vector<InferredResult>& inferred) {
     std::vector<c10::IValue> made;
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (const auto argument = same_argument(call_.schema(), i)) {
-        made.push_back(given_[first_ + *argument]);
-      } else if (results[i].isTensor()) {
-        made.emplace_back(like(results[i].toTensor(), i, std::nullopt));
-      } else if (results[i].isTensorList()) {
+    made.reserve(inferred.size());
+    for (size_t i = 0; i < inferred.size(); ++i) {
+      const InferredResult& result = inferred[i];
+      if (result.argument) {
+        made.push_back(given_[first_ + *result.argument]);
+      } else if (result.is_list) {
         c10::List<at::Tensor> list;
-        for (size_t at = 0; at < results[i].toListRef().size(); ++at)
-          list.push_back(like(results[i].toListRef()[at].toTensor(), i, at));
+        for (size_t at = 0; at < result.tensors.size(); ++at)
+          list.push_back(make_tensor(result.tensors[at], i, at));
         made.emplace_back(std::move(list));
+      } else if (!result.tensors.empty()) {
+        made.emplace_back(make_tensor(result.tensors.front(), i, std::nullopt));
       } else {
-        made.push_back(results[i]);
+        made.push_back(result.value);
       }
     }
     return made;
@@ -148,32 +51,27 @@ class Results {
   std::vector<MadeOutput> outputs;
 
  private:
-  at::Tensor like(const at::Tensor& result, size_t index, std::optional<size_t> in_list) {
-    if (!result.defined()) return {};
-    TORCH_CHECK_NOT_IMPLEMENTED(result.layout() == at::kStrided, call_.name(), " gives a tensor of layout ",
-                                result.layout(), "; tensors on sim are strided");
-    for (const auto& [argument, tensor] : stand_ins_)
-      if (tensor.defined() && tensor.storage().is_alias_of(result.storage()))
-        return view_of(Call::given(given_, first_, *argument), result);
-    at::Tensor made =
-        empty_strided(result.sizes(), result.strides(), result.scalar_type(), call_.device().index());
+  at::Tensor make_tensor(const InferredTensor& like, size_t index, std::optional<size_t> in_list) {
+    if (!like.defined) return {};
+    if (like.view_of) return view_of(Call::given(given_, first_, call_.tensors()[*like.view_of]), like);
+    at::Tensor made = empty_strided(like.sizes, like.strides, like.dtype, call_.device().index());
     outputs.push_back({index, in_list, TensorPlace(made)});
     return made;
   }
 
-  // Of the source's bytes, as `like` lies in those of its stand-in.
-  static at::Tensor view_of(const at::Tensor& source, const at::Tensor& like) {
-    at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-        c10::TensorImpl::VIEW, c10::Storage(source.storage()), source.key_set(), like.dtype());
-    view.unsafeGetTensorImpl()->set_storage_offset(like.storage_offset());
-    view.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
+  // Of the source's bytes.
+  static at::Tensor view_of(const at::Tensor& source, const InferredTensor& like) {
+    at::Tensor view =
+        at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(source.storage()),
+                                                 source.key_set(), c10::scalarTypeToTypeMeta(like.dtype));
+    view.unsafeGetTensorImpl()->set_storage_offset(like.offset);
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes, like.strides);
     return view;
   }
 
   const Call& call_;
   const torch::jit::Stack& given_;
   const size_t first_;
-  std::vector<std::pair<const TensorArgument*, at::Tensor>> stand_ins_;
 };
 
 void copy_results(const torch::jit::Stack& results, const std::vector<MadeOutput>& outputs,
@@ -187,30 +85,6 @@ void copy_results(const torch::jit::Stack& results, const std::vector<MadeOutput
                           at::IntArrayRef(output.place.sizes));
     if (result.numel() > 0) tensors.at(output.place).copy_(result);
   }
-}
-
-// Results on meta tensors; false if they cannot be had.
-bool infer(const Call& call, torch::jit::Stack* arguments, torch::jit::Stack* results) {
-  TORCH_CHECK_NOT_IMPLEMENTED(call.runs_on_cpu(), call.name(),
-                              " has no kernel for the CPU, whose kernels sim runs");
-  if (must_wait(call.op())) return false;
-  const bool probe = must_probe(call);
-  if (probe && sizes_depend_on_values(call.op())) return false;
-  if (!probe && !call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
-    // Without results and outs nothing has to be known before it runs.
-    results->clear();
-    arguments->clear();
-    return call.schema().returns().empty() && call.only_updates();
-  }
-  *arguments = probe ? call.on_zeros() : call.on_meta();
-  *results = *arguments;
-  const c10::impl::ExcludeDispatchKeyGuard below(keys_above_devices());
-  try {
-    call.call(*results);
-  } catch (const std::exception&) {
-    return false;  // no rule, or a mistake in the arguments: then the operator itself says which
-  }
-  return true;
 }
 
 // A view alone reads and writes nothing.
@@ -246,8 +120,8 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
     if (out.sizes() != value.sizes()) resize(out, value.sizes(), value.strides());
     outs.emplace_back(TensorPlace(out), value);
   }
-  Results made(call, given, first, arguments);
-  *results = made.make(computed);
+  Results made(call, given, first);
+  *results = made.make(results_of(call, arguments, computed));
   device.driver().check_guards(ranges_of(uses), call.base_name(), stream);
   std::vector<Use> written;
   for (const auto& [place, value] : outs) written.push_back({place, true});
@@ -262,22 +136,6 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   enqueue(device, call.base_name(), copy, written);
 }
 
-// Resizes written arguments as the operator did on meta tensors. True if it changed any.
-bool resize_written(const Call& call, const torch::jit::Stack& given, size_t first,
-                    const torch::jit::Stack& on_meta) {
-  bool changed = false;
-  for (const TensorArgument& argument : call.tensors()) {
-    if (!argument.written || !argument.place) continue;
-    const at::Tensor tensor = Call::given(given, first, argument);
-    if (on_meta.empty()) continue;
-    const at::Tensor meta = Call::given(on_meta, 0, argument);
-    if (tensor.sizes() == meta.sizes()) continue;
-    resize(tensor, meta.sizes(), meta.strides());
-    changed = true;
-  }
-  return changed;
-}
-
 void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   const size_t first = stack->size() - count;
@@ -285,12 +143,12 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
   SimulatedDevice& device = call->device();
   const c10::DeviceGuard guard(device.device());
   std::vector<c10::IValue> results;
-  torch::jit::Stack on_meta;
-  torch::jit::Stack inferred;
-  if (infer(*call, &on_meta, &inferred)) {
-    if (resize_written(*call, *stack, first, on_meta)) call = std::make_shared<const Call>(op, *stack);
-    Results made(*call, *stack, first, on_meta);
-    results = made.make(inferred);
+  if (const auto inference = infer(*call, ThreadState::now())) {
+    for (const auto& [tensor, sizes, strides] : inference->resized)
+      resize(Call::given(*stack, first, call->tensors()[tensor]), sizes, at::IntArrayRef(strides));
+    if (!inference->resized.empty()) call = std::make_shared<const Call>(op, *stack);
+    Results made(*call, *stack, first);
+    results = made.make(inference->results);
     std::vector<Use> uses;
     if (!only_views(*call, made.outputs)) uses = uses_of(*call);
     for (const MadeOutput& output : made.outputs) uses.push_back({output.place, true});

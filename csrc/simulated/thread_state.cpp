@@ -6,6 +6,8 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <numeric>
+
 namespace staticrt::simulated {
 
 c10::DispatchKeySet keys_above_devices() {
@@ -48,6 +50,20 @@ ThreadState ThreadState::now() {
   state.flags_ = flags();
   state.autograd_ = c10::AutogradState::get_tls_state();
   return state;
+}
+
+void ThreadState::describe(std::vector<int64_t>& words) const {
+  const auto bits = [](std::initializer_list<bool> flags) {
+    return std::accumulate(flags.begin(), flags.end(), int64_t{0},
+                           [](int64_t all, bool flag) { return all << 1 | flag; });
+  };
+  words.insert(
+      words.end(),
+      {bits({flags_.deterministic, flags_.deterministic_warn_only, flags_.autocast_cpu, flags_.autocast_cache,
+             autograd_.get_grad_mode(), autograd_.get_inference_mode(), autograd_.get_fw_grad_mode(),
+             autograd_.get_multithreading_enabled(), autograd_.get_view_replay_enabled()}),
+       static_cast<int64_t>(flags_.autocast_cpu_dtype), static_cast<int64_t>(flags_.default_dtype),
+       flags_.threads});
 }
 
 void ThreadState::run(const std::function<void()>& work) const {

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <functional>
+#include <vector>
 
 namespace staticrt::simulated {
 
@@ -18,6 +19,8 @@ class ThreadState {
   static ThreadState now();
   // Calls `work` under this state, below all keys_above_devices(); puts the thread's own state back.
   void run(const std::function<void()>& work) const;
+  // Appends all of it, as numbers.
+  void describe(std::vector<int64_t>& words) const;
 
  private:
   struct Flags {
