@@ -129,6 +129,7 @@ RegionPlan plan_of(const py::dict& facts) {
   plan.unread_inputs = facts["unread_inputs"].cast<std::vector<bool>>();
   plan.keeps_inputs = facts["keeps_inputs"].cast<bool>();
   plan.draws_random = facts["draws_random"].cast<bool>();
+  plan.max_plans = facts["max_plans"].cast<size_t>();
   return plan;
 }
 

@@ -139,6 +139,7 @@ def make_native_node(
         "keeps_inputs": options.double_backward,
         "unread_inputs": [i in replay.unread for i in range(num_inputs)],
         "draws_random": replay.random,
+        "max_plans": options.max_plans,
         "detached_inputs": region.detached_inputs,
     }
     for segment in segments:

@@ -3,7 +3,9 @@
 import threading
 
 import pytest
+import torch
 
+import staticrt
 from staticrt.training.plans import PlanCache
 
 
@@ -55,3 +57,13 @@ def test_a_plan_that_fails_is_tried_again():
     with pytest.raises(ValueError, match="once"):
         cache.get("a")
     assert cache.get("a") == "a"
+
+
+def test_the_option_bounds_the_plans_of_the_native_node():
+    fast = staticrt.compile(lambda x, y: (x.sin() * y).sum(), max_plans=1)
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    for wanted in ([x], [y], [x, y], [x]):
+        gradients = torch.autograd.grad(fast(x, y), wanted)
+        torch.testing.assert_close(gradients, torch.autograd.grad((x.sin() * y).sum(), wanted))
+    (joint,) = fast._executor.snapshot().joint_traces
+    assert joint.executable.region.num_plans == 1

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "common/error.h"
-#include "common/tuning.h"
 #include "device/device_memory.h"
 #include "runtime/autograd/backward_node.h"
 
@@ -178,7 +177,7 @@ std::shared_ptr<const BackwardPlan> Region::backward_plan(size_t segment, const 
   }
   std::shared_ptr<const BackwardPlan> plan = callbacks_.make_plan(segment, undefined, unneeded);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (plans.size() >= tuning::kMaxBackwardPlans) plans.clear();
+  if (plans.size() >= plan_.max_plans) plans.clear();
   plans[key] = plan;
   return plan;
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/tuning.h"
 #include "runtime/call/executable.h"
 
 namespace staticrt {
@@ -75,6 +76,7 @@ struct RegionPlan {
   // Inputs that the region writes and whose values no result depends on: kept as they are, without a copy.
   std::vector<bool> unread_inputs;
   bool draws_random = false;
+  size_t max_plans = tuning::kMaxBackwardPlans;  // of each segment; at the next one all are dropped
 };
 
 // What a node calls to get other plans, and to run the region again eagerly.
