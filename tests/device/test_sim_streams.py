@@ -73,6 +73,7 @@ def test_a_missing_record_stream_is_reported(sim, order):
 
 def test_a_missing_record_stream_changes_values(sim):
     """The default stream waits first: the other one, which read too late, sums the new values."""
+    staticrt.memory.simulated.order("needed")
     side = torch.Stream("sim")
     x = torch.ones(1 << 18, device="sim")
     torch.accelerator.synchronize()
