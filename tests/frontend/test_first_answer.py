@@ -244,3 +244,25 @@ def test_functions_that_sympy_generates_in_a_trace_are_not_the_models():
         assert len(explanation.traces) == 1 and not explanation.eager, str(explanation)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
+
+
+def test_truth_values_that_data_decides_do_not_load_sympy():
+    code = """
+        import sys, torch, staticrt
+        def scaled(x, mask):
+            y = x * 2
+            if mask.any():
+                y = y + 1
+            if (x > 5).all().item():
+                y = y - 3
+            return y.mul_(2)
+        compiled = staticrt.compile(scaled)
+        for size, first in ((3, 0), (4, 1), (5, 0), (6, 1)):
+            x, mask = torch.randn(size, 4), torch.zeros(size, dtype=torch.bool)
+            mask[0] = first
+            assert torch.equal(compiled(x, mask), scaled(x, mask))
+        assert "sympy" not in sys.modules
+        explanation = compiled.explain()
+        assert len(explanation.traces) == 2 and not explanation.eager, str(explanation)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)

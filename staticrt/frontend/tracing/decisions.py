@@ -19,8 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from staticrt import tuning
 from staticrt.frontend.guards.process_state import without_autocast
-from staticrt.frontend.reasons import OTHERWISE
+from staticrt.frontend.reasons import OTHERWISE, CannotTrace
 from staticrt.ops import draws
+from staticrt.shapes import size_expr
+from staticrt.shapes.size_env import SizeEnv
+from staticrt.shapes.size_nodes import SizeNode
 
 if TYPE_CHECKING:
     from staticrt.frontend.tracing.tracer import Tracer
@@ -61,6 +64,25 @@ class Decisions:
             self._check(node, value)
         answer = self._answers[expr] = sympy.sympify(value)
         return answer
+
+    def truth_of(self, func: Any, tensor: torch.Tensor) -> bool | None:
+        """The truth value of a tensor with one, where sizes are our own; None: torch's have to represent it."""
+        tracer = self._tracer
+        env = tracer.shape_env
+        if not isinstance(env, SizeEnv) or tensor.dtype is not torch.bool:
+            return None
+        if tracer.decided >= tuning.MAX_DECISIONS:
+            raise CannotTrace("data decides too many branches")
+        with _unwatched(tracer):
+            name = f"data{len(tracer.unbacked.found)}"
+            number = SizeNode(env, size_expr.symbol(name, positive=False), 0)
+            node = tracer.record(func, (tensor,), {}, torch.SymInt(number), 0)  # type: ignore[no-untyped-call]
+            value = self._value_of(node)
+            if not isinstance(value, bool):
+                env.give_up("a truth value that data decides")
+            tracer.unbacked.bind_to(number.expr, node)
+            self._check(node, int(value))
+        return value
 
     def value_now(self, expr: Any) -> Any:
         """The value of `expr` for this call's data; None if unknown. Later calls do not check it."""

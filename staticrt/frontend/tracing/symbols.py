@@ -12,6 +12,7 @@ from torch import fx
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.shapes import size_expr
+from staticrt.shapes.size_conditions import Condition
 from staticrt.shapes.size_expr import Atom, Expr, Operation, Quotient
 from staticrt.shapes.size_nodes import FloatNode, Rounded, SizeNode, TruthNode
 
@@ -20,6 +21,16 @@ _OPERATIONS = {
     size_expr.MOD: operator.mod,
     size_expr.MAX: torch.sym_max,
     size_expr.MIN: torch.sym_min,
+}
+
+
+_COMPARISONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
@@ -123,7 +134,7 @@ class SymbolNodes:
         if isinstance(sym_node, FloatNode):
             return self._of_float(sym_node)
         if isinstance(sym_node, TruthNode):
-            sym_node.env.give_up("a comparison of sizes as a value")
+            return self._of_truth(sym_node)
         expr = sym_node.expr
         if expr.is_number or (getattr(expr, "is_Boolean", False) and not expr.free_symbols):
             return sym_node.pytype(expr)
@@ -166,6 +177,17 @@ class SymbolNodes:
         if found is None:
             parts = [self._of_term(*term) for term in expr.terms]
             found = self._nodes[expr] = functools.reduce(functools.partial(self._emit, operator.add), parts)
+        return found
+
+    def _of_truth(self, truth: TruthNode) -> Any:
+        """The node of a comparison."""
+        condition = truth.condition
+        if not isinstance(condition, Condition):
+            truth.env.give_up("a comparison of sizes as a value")
+        found = self._nodes.get(condition.text)
+        if found is None:
+            sides = self._of_size(condition.left), self._of_size(condition.right)
+            found = self._nodes[condition.text] = self._emit(_COMPARISONS[condition.name], *sides)
         return found
 
     def _of_float(self, number: FloatNode) -> Any:

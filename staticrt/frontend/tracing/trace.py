@@ -183,7 +183,7 @@ def _record(
         tracer = Tracer(fake_mode, watcher, autograd=request.autograd, control_flow=control_flow.record)
         tracer.layers = request.layers
         _add_arguments(tracer, fakes, leaves)
-        env.decider = Decisions(tracer, leaves) if request.decide and not sizing.is_ours else None
+        env.decider = Decisions(tracer, leaves) if request.decide else None
         outputs: list[Any] = []
         roots = (tracer, fakes, outputs, fake_mode, env)
 

@@ -207,6 +207,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         fake_kwargs = self._fake(kwargs)
         if torch.Tag.inplace_view in func.tags:
             return inplace_views.record(self, func, fake_args, fake_kwargs)
+        decider = self.shape_env.decider
+        if decider is not None and func is aten._local_scalar_dense.default:
+            answer = decider.truth_of(func, fake_args[0])
+            if answer is not None:
+                return answer
         known = self.unbacked.pending()
         out = fake_by_rule(self.fake_mode, func, fake_args, fake_kwargs)
         outs = [

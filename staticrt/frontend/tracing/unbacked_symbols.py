@@ -75,17 +75,18 @@ class UnbackedSymbols:
                 if value.node.expr in missing or (free and isinstance(value, torch.SymBool)):
                     if value.node.expr not in missing and self._sizes.decider is None:
                         raise CannotTrace("a boolean that data decides")
-                    self._bind_one(value.node.expr, owner, None)
+                    self.bind_to(value.node.expr, owner)
                 missing -= free
             elif isinstance(value, torch.Tensor):
                 for dim, size in enumerate(value.shape):
                     if isinstance(size, torch.SymInt) and size.node.expr in missing:
-                        self._bind_one(size.node.expr, owner, dim)
+                        self.bind_to(size.node.expr, owner, dim)
                         missing.discard(size.node.expr)
         if missing:
             raise CannotTrace(f"{node.target} makes numbers that no output shows")
 
-    def _bind_one(self, symbol: Any, owner: fx.Node, dim: int | None) -> None:
+    def bind_to(self, symbol: Any, owner: fx.Node, dim: int | None = None) -> None:
+        """Bind `symbol` to the value of `owner`, or to the size of its dimension `dim`."""
         self.found.append((symbol, owner, dim))
         self.define(symbol, owner, dim)
 
