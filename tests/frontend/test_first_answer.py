@@ -266,3 +266,21 @@ def test_truth_values_that_data_decides_do_not_load_sympy():
         assert len(explanation.traces) == 2 and not explanation.eager, str(explanation)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)
+
+
+def test_sizes_become_tensors_without_sympy():
+    code = """
+        import sys, torch, staticrt
+        def shares(x):
+            number = torch.scalar_tensor(x.shape[0], dtype=torch.float64)
+            return x / torch.scalar_tensor(x.shape[0] + x.shape[1]), number, torch.scalar_tensor(x.shape[1] * 2)
+        compiled = staticrt.compile(shares)
+        for sizes in ((3, 4), (5, 4), (2, 7)):
+            x = torch.randn(sizes)
+            for actual, expected in zip(compiled(x), shares(x)):
+                assert torch.equal(actual, expected) and actual.dtype == expected.dtype
+        assert "sympy" not in sys.modules
+        explanation = compiled.explain()
+        assert len(explanation.traces) == 1 and not explanation.eager, str(explanation)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)

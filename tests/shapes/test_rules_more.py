@@ -89,6 +89,18 @@ CALLS = {
         [(rows(2, 5, 4).transpose(1, 2), [0]), (rows(3, 7, 6).transpose(1, 2), [0])],
     ),
     "buckets": (aten.bucketize.Tensor, [(rows(6, 2).t(), rows(4)), (rows(3, 5).t(), rows(7))]),
+    "cross products": (
+        aten.linalg_cross.default,
+        [(rows(4, 3), rows(4, 3)), (rows(3, 5).t(), rows(5, 3))],
+    ),
+    "cross products of other dimensions": (
+        aten.linalg_cross.default,
+        [
+            (rows(3, 4, 2), rows(3, 4, 2).transpose(1, 2).contiguous().transpose(1, 2)),
+            (rows(3, 5, 7), rows(3, 5, 1)),
+        ],
+        {"dim": 0},
+    ),
     "triangular systems": (
         aten.linalg_solve_triangular.default,
         [

@@ -1,4 +1,4 @@
-"""Fake rules of matrix products with something added, and of triangular systems."""
+"""Fake rules of matrix products with something added, of cross products and of triangular systems."""
 
 from __future__ import annotations
 
@@ -42,6 +42,16 @@ def _baddbmm(mode: Any, added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *
         return None
     sizes = [a.shape[0], a.shape[1], b.shape[2]]
     return new(mode, sizes, a) if _fits(added, sizes) else None
+
+
+@rule(aten.linalg_cross.default)
+def _cross(mode: Any, a: torch.Tensor, b: torch.Tensor, *, dim: int = -1) -> Any:
+    if a.dim() != b.dim() or not -a.dim() <= dim < a.dim() or not _is_one_kind(a, b):
+        return None
+    if not agree(a.shape[dim], 3) or not agree(b.shape[dim], 3):
+        return None
+    sizes = broadcast([a.shape, b.shape])
+    return None if sizes is None else new(mode, sizes, a)
 
 
 @rule(aten.linalg_solve_triangular.default)
