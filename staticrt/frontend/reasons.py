@@ -51,7 +51,7 @@ _LINE = "_staticrt_line"  # of an exception: where it was raised
 _INTERRUPT = "_staticrt_interrupt"  # of an exception: a signal handler raised it
 _GENERATED = "<eval_with_key>"  # how the file names of GraphModules' code begin
 _SIGNALS = tuple(signal.valid_signals())
-_handlers: set[CodeType] = set()  # of signals: one may have removed itself before it raises
+_handlers: dict[int, CodeType] = {}  # of signals: one may have removed itself before it raises
 _graph_nodes: weakref.WeakKeyDictionary[Any, list[dict[str, Any]]] = weakref.WeakKeyDictionary()
 _user_files: dict[str, bool] = {}
 _location = threading.local()
@@ -298,8 +298,11 @@ def note_line(error: BaseException) -> None:
     vars(error)[_LINE] = exception_line(error)
 
 
-def signal_handlers() -> frozenset[CodeType]:
-    """The code of what Python calls when a signal comes, wherever the main thread then is; of earlier handlers too."""
+def signal_handlers() -> frozenset[int]:
+    """The ids of the code of what Python calls when a signal comes, wherever the main thread then is; of earlier handlers too.
+
+    Code that Dynamo makes may have a dict among its constants, and then has no hash.
+    """
     for number in _SIGNALS:
         handler: Any = signal.getsignal(number)
         if not callable(handler):  # SIG_DFL and SIG_IGN, whose class, an enum, is
@@ -313,13 +316,13 @@ def signal_handlers() -> frozenset[CodeType]:
         _C.note_signal_errors(function)
         code = getattr(function, "__code__", None)
         if isinstance(code, CodeType):
-            _handlers.add(code)
+            _handlers[id(code)] = code
     return frozenset(_handlers)
 
 
 def is_interrupt(error: BaseException) -> bool:
     """Whether a signal handler raised an exception, which must reach the caller and is not an error of the model."""
-    codes = {frame.f_code for frame, _line in traceback.walk_tb(error.__traceback__)}
+    codes = {id(frame.f_code) for frame, _line in traceback.walk_tb(error.__traceback__)}
     found = _INTERRUPT in vars(error) or not codes.isdisjoint(signal_handlers())
     if found:
         vars(error)[_INTERRUPT] = True  # its traceback may be cut, and the handler be another

@@ -9,6 +9,7 @@ import logging
 import signal
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -91,6 +92,20 @@ def test_finalizers_that_a_collection_runs(unraisable):
     gc.collect()
     assert len(ended) == 100
     assert not unraisable
+
+
+def test_an_error_of_code_without_a_hash_is_no_interrupt():
+    """Dynamo makes such code: a dict is among its constants."""
+
+    def model():
+        raise ValueError("of the model")
+
+    made = model.__code__.replace(co_consts=(*model.__code__.co_consts, {}))
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(made)
+    with pytest.raises(ValueError, match="of the model") as raised:
+        types.FunctionType(made, globals())()
+    assert not is_interrupt(raised.value)
 
 
 @pytest.mark.parametrize("kind", ["function", "method"])

@@ -80,7 +80,7 @@ class Watcher:
         self._reads = Reads(snapshot, weakly(self._note))
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
-        self._handlers: frozenset[types.CodeType] = frozenset()  # of signals: not the model's either
+        self._handlers: frozenset[int] = frozenset()  # ids of code, of signals: not the model's either
         self._collects = False  # a collection has begun in the thread that is watched
         self.impure: list[tuple[str, str]] = []  # what, model line
         self.even_in_parts = False  # Dynamo must not split the model there
@@ -148,7 +148,7 @@ class Watcher:
         code = frame.f_code
         filename = code.co_filename
         if is_user_code(frame):
-            if code in self._handlers:
+            if id(code) in self._handlers:
                 return _KINDS.SILENT
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
             is_told = looks_up_modules(frame) or code in self._snapshot.cached_functions
