@@ -19,10 +19,28 @@ ACTIVATIONS = {
     "hardswish": F.hardswish,
     "relu6": F.relu6,
     "clamp": lambda x: x.clamp(-0.25, 0.5),
+    "clamp_min": lambda x: x.clamp(min=0.1),
+    "clamp_max": lambda x: x.clamp(max=0.1),
+    "hardtanh": F.hardtanh,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
     "residual": None,
     "residual, relu": None,
     "scale of a channel": None,
+    "scale, residual, relu6": None,
+    "shift": None,
+}
+# A kernel of ours does these before it writes an element; BLAS leaves them to a loop.
+FINISHED = {
+    "relu",
+    "relu6",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "hardtanh",
+    "residual",
+    "residual, relu",
+    "shift",
+    "scale, residual, relu6",
 }
 LAYERS = {
     "linear": (lambda: nn.Linear(48, 48), (5, 7, 48)),
@@ -43,13 +61,20 @@ class Net(nn.Module):
         self.activation = activation
         self.gain = nn.Parameter(torch.rand(16, 1, 1) + 0.5)
 
+    def gain_of(self, y):
+        return self.gain if y.dim() == 4 else self.gain.flatten().repeat(3)
+
     def act(self, y, x):
         if self.activation == "residual":
             return y + x
         if self.activation == "residual, relu":
             return F.relu(x + y)
         if self.activation == "scale of a channel":
-            return y * (self.gain if y.dim() == 4 else self.gain.flatten().repeat(3)) - 0.5
+            return y * self.gain_of(y) - 0.5
+        if self.activation == "scale, residual, relu6":
+            return F.relu6(y * self.gain_of(y) + self.gain_of(y) + x)
+        if self.activation == "shift":
+            return self.gain_of(y) + y
         return ACTIVATIONS[self.activation](y)
 
     def forward(self, x):
@@ -65,7 +90,11 @@ def routes(fast):
     ]
 
 
-@pytest.mark.parametrize(("layer", "activation"), itertools.product(LAYERS, ACTIVATIONS))
+def is_fused(route):
+    return "+ tile loop" in route or "finished in registers" in route
+
+
+@pytest.mark.parametrize(("layer", "activation"), list(itertools.product(LAYERS, ACTIVATIONS)))
 def test_equals_eager(layer, activation):
     torch.manual_seed(0)
     make, sizes = LAYERS[layer]
@@ -78,7 +107,23 @@ def test_equals_eager(layer, activation):
             got, want = fast(x), net(x)
         assert got.stride() == want.stride()
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert sum("+ tile loop" in route for route in routes(fast)) == 3, routes(fast)
+    assert sum(is_fused(route) for route in routes(fast)) == 3, routes(fast)
+    for route in routes(fast):
+        assert ("finished" in route) == (activation in FINISHED and "blas" not in route) or not is_fused(
+            route
+        )
+
+
+def test_convolutions_are_finished_in_registers():
+    """BLAS has no part in these layers: with it, the test above allows a loop instead."""
+    for layer in ("3x3", "grouped", "depthwise"):
+        for activation in FINISHED:
+            make, sizes = LAYERS[layer]
+            fast = staticrt.compile(Net(make, activation).eval())
+            with torch.no_grad():
+                for _call in range(2):
+                    fast(torch.randn(sizes))
+            assert sum("finished" in route for route in routes(fast)) == 3, (layer, activation, routes(fast))
 
 
 class ReadTwice(nn.Module):
@@ -123,12 +168,24 @@ def test_a_result_that_is_needed_as_it_was_is_left_alone(net):
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(fast(x), net(x), rtol=1e-4, atol=1e-4)
-    assert not any("+ tile loop" in route for route in routes(fast))
+    assert not any(is_fused(route) for route in routes(fast))
 
 
-def test_nan_and_infinity_pass_through():
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU6(), nn.Linear(64, 64), nn.GELU()).eval()
-    fast = staticrt.compile(net)
+@pytest.mark.parametrize("rows", [1, 32])
+@pytest.mark.parametrize("weight_memory", [0, 1])
+def test_nan_and_infinity_pass_through(rows, weight_memory):
+    net = nn.Sequential(
+        nn.Linear(64, 64), nn.ReLU6(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.GELU()
+    )
+    net = net.eval()
+    fast = staticrt.compile(net, weight_memory=weight_memory, deterministic=True)
+    if rows == 1:
+        x = torch.randn(1, 64)
+        x[0, 3] = float("nan")
+        with torch.no_grad():
+            for _ in range(3):
+                torch.testing.assert_close(fast(x), net(x), equal_nan=True)
+        return
     x = torch.randn(32, 64)
     x[3, 5], x[4, 6], x[7, 1] = float("nan"), float("inf"), float("-inf")
     with torch.no_grad():

@@ -5,11 +5,13 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/pointwise/finish_impl.h"
+
 namespace staticrt {
 namespace {
 
 constexpr int64_t kLanes = STATICRT_LANES;
-typedef float Vec __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
+using simd::Vec;
 
 template <bool whole>
 inline Vec load(const float* p, [[maybe_unused]] int64_t n) {
@@ -25,6 +27,12 @@ inline void store(float* p, Vec x, [[maybe_unused]] int64_t n) {
   } else {
     std::memcpy(p, &x, static_cast<size_t>(n) * sizeof(float));
   }
+}
+
+// Of n channels from c on.
+template <bool whole>
+inline auto finishing(const FinishArgs& f, int64_t c, int64_t n) {
+  return Finishing(f, c, [n](const float* p) { return load<whole>(p, n); });
 }
 
 // Calls f(whole, c, n) for vectors of channels that cover them all; the last two may overlap.

@@ -156,6 +156,7 @@ struct DepthwisePixels {
     g.rows = rows;
     g.weights = weights;
     g.bias = p.has_bias ? floats(p.bias, bases) : nullptr;
+    g.finish = epilogue.finish(bases, at * w.out_w * channels, 0);
     depthwise_kernels().line(g);
   }
 
@@ -170,7 +171,8 @@ struct DepthwisePixels {
 std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& request) {
   const Window& w = p.w;
   if (w.kernel_h > kMaxTaps) return std::nullopt;
-  DepthwisePixels conv{p, PixelEpilogue(request), {}, p.weight_operand.is_fixed};
+  DepthwisePixels conv{
+      p, PixelEpilogue(request, PixelEpilogue::Finishes::kAll), {}, p.weight_operand.is_fixed};
   const int64_t weight_bytes = w.taps() * p.out_channels * static_cast<int64_t>(sizeof(float));
   if (conv.is_ordered) {
     Derivation d;

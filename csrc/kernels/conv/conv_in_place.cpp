@@ -66,7 +66,9 @@ struct InPlaceConv {
     int status = kRan;
     for (int64_t first = tile.row_begin; first < tile.row_end; first += rows_each) {
       g.m = std::min(rows_each, tile.row_end - first);
-      g.c = floats_out(p.out, bases) + first * g.c_row + tile.column_begin;
+      const int64_t at = first * g.c_row + tile.column_begin;
+      g.c = floats_out(p.out, bases) + at;
+      g.finish = epilogue.finish(bases, at, tile.column_begin);
       const int64_t packed = kernels.packed_rows(g.m);
       for (int64_t at = 0; at < packed; at += kernels.nr)
         gather(bases, first + at, std::min(kernels.nr, packed - at), zeros, panels + at * g.k);
@@ -122,7 +124,8 @@ bool reads_weight_in_place(const ConvPlan& p) {
 
 PreparedCall prepare_in_place_conv(const ConvPlan& p, PrepareRequest& request) {
   const int64_t nr = gemm_kernels().nr;
-  InPlaceConv conv{p, PixelEpilogue(request), p.batch * p.w.out_h * p.w.out_w, 0};
+  InPlaceConv conv{p, PixelEpilogue(request, PixelEpilogue::Finishes::kAll), p.batch * p.w.out_h * p.w.out_w,
+                   0};
   const int64_t fit = std::max<int64_t>(tuning::kPanelFloats / (conv.depth() * nr), 2) * nr;
   conv.rows_each = std::min((conv.pixels + nr - 1) / nr * nr, fit);
   request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.part_floats() *

@@ -76,6 +76,7 @@ struct PixelConv {
       g.b = floats(packed, bases) + group * gemm.packed_floats(depth(), p.group_out()) + channel * depth();
       g.c = floats_out(p.out, bases) + line * g.c_line + at;
       g.bias = p.has_bias ? floats(p.bias, bases) + at : nullptr;
+      g.finish = epilogue.finish(bases, line * g.c_line + at, at);
       gemm.convolve(g, 0, gemm.panels(g.n));
     }
     return epilogue.channels(bases, line * w.out_w, (line + count) * w.out_w, p.out_channels, channel,
@@ -170,7 +171,12 @@ std::optional<PreparedCall> prepare_pixel_conv(const ConvPlan& original, Prepare
   if ((w.dilation_h > 1 || w.dilation_w > 1) && p.multiply_adds() > tuning::kMaxOwnDilatedWork &&
       height.live_share() * width.live_share() < tuning::kMinLiveShare)
     return std::nullopt;
-  PixelConv conv{p, PixelBand(w, p.in_channels, tuning::kHalfCacheBytes), PixelEpilogue(request), {}, {}, 0};
+  PixelConv conv{p,
+                 PixelBand(w, p.in_channels, tuning::kHalfCacheBytes),
+                 PixelEpilogue(request, PixelEpilogue::Finishes::kAll),
+                 {},
+                 {},
+                 0};
   // Taps of a line that follow each other are one run.
   const bool lines = p.groups == 1 && (w.dilation_w == 1 || w.kernel_w == 1);
   conv.length = lines ? w.kernel_w * p.in_channels : p.group_in();

@@ -61,13 +61,26 @@ class PixelBand {
   int64_t lines_;
 };
 
-// The epilogue of a request whose output is a channels-last image, done after each part of it.
+// The epilogue of a request whose output is a channels-last image, done after each part of it or, by kernels
+// that ask for finish(), before an element is written.
 class PixelEpilogue {
  public:
-  explicit PixelEpilogue(PrepareRequest& request) {
+  enum class Finishes : uint8_t { kNone, kChannels, kAll };  // kChannels: all but residuals
+
+  explicit PixelEpilogue(PrepareRequest& request, Finishes finishes = Finishes::kNone) {
     if (!request.epilogue) return;
     epilogue_ = *request.epilogue;
     request.takes_epilogue = true;
+    const std::optional<Finish>& finish = epilogue_.finish;
+    if (finishes == Finishes::kNone || !finish || !finish->suits(request.outs[0].meta.sizes[1])) return;
+    if (finish->residual && finishes == Finishes::kChannels) return;
+    finish_ = *finish;
+    request.finishes = true;
+    epilogue_.run = nullptr;
+  }
+  // From float `at` of the output and channel `channel` on.
+  FinishArgs finish(char* const* bases, int64_t at, int64_t channel) const {
+    return finish_.at(bases).moved(at, channel);
   }
   bool is_present() const { return epilogue_.run != nullptr; }
   // Floats [begin, end) of the output.
@@ -86,6 +99,7 @@ class PixelEpilogue {
 
  private:
   Epilogue epilogue_;
+  Finish finish_;
 };
 
 // Any convolution of channels-last images but depthwise and 1x1 ones; the weight is fixed.

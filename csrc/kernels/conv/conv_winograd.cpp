@@ -192,7 +192,8 @@ struct WinogradConv {
         gemm.multiply(g, 0, count);
       }
       const float* bias = p.has_bias ? floats(p.bias, bases) + n0 : nullptr;
-      check += f.transform_outputs(s.products, tiles * g.n, g.n, tiles, g.n, bias, s.to);
+      check += f.transform_outputs(s.products, tiles * g.n, g.n, tiles, g.n, bias,
+                                   epilogue.finish(bases, 0, n0), s.to);
       for (int64_t i = 0; i < tiles * f.outputs(); ++i) s.to[i] += count * gemm.nr;
     }
     return std::isnan(check) ? kRedo : kRan;
@@ -297,7 +298,8 @@ bool winograd_fits(const ConvPlan& p) {
 }
 
 PreparedCall prepare_winograd_conv(const ConvPlan& p, int64_t side, PrepareRequest& request) {
-  WinogradConv conv{p, transforms_of(side), PixelEpilogue(request), {}, 0, 0, 1, 0};
+  WinogradConv conv{
+      p, transforms_of(side), PixelEpilogue(request, PixelEpilogue::Finishes::kChannels), {}, 0, 0, 1, 0};
   const int64_t tile_bytes = conv.f.inputs() * (p.in_channels + kPanelsAtOnce * gemm_kernels().nr) *
                              static_cast<int64_t>(sizeof(float));
   const int64_t most =

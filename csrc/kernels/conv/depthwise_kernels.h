@@ -3,11 +3,13 @@
 
 #include <cstdint>
 
+#include "kernels/registry/finish.h"
+
 namespace staticrt {
 
 // out[m, c] = bias[c] + sum over rows r and taps k of
 //     row[r][(m * stride - pad + k * dilation) * channels + c] * weights[r][k * channels + c];
-// taps outside [0, in_w) are left out.
+// taps outside [0, in_w) are left out. Then `finish` of out.
 struct DepthwiseLine {
   float* out = nullptr;
   int64_t out_w = 0, in_w = 0, channels = 0;
@@ -16,6 +18,7 @@ struct DepthwiseLine {
   const float* const* rows = nullptr;                   // where those input lines begin
   const float* const* weights = nullptr;                // of each of those rows
   const float* bias = nullptr;                          // or null
+  FinishArgs finish;
 };
 
 struct DepthwiseKernels {

@@ -44,6 +44,11 @@ void pixels(const DepthwiseLine& g, int64_t m) {
         }
       }
     }
+    if (g.finish.is_on()) {
+      const auto finish = finishing<kWhole>(g.finish, c, n);
+#pragma GCC unroll 8
+      for (int j = 0; j < count; ++j) sum[j] = finish(sum[j], (m + j) * channels + c);
+    }
 #pragma GCC unroll 8
     for (int j = 0; j < count; ++j) store<kWhole>(out + j * channels + c, sum[j], n);
   });
@@ -61,6 +66,7 @@ void one_pixel(const DepthwiseLine& g, int64_t m, int64_t begin, int64_t end) {
         sum += load<kWhole>(g.rows[r] + first + k * g.dilation * channels + c, n) *
                load<kWhole>(g.weights[r] + k * channels + c, n);
     }
+    if (g.finish.is_on()) sum = finishing<kWhole>(g.finish, c, n)(sum, m * channels + c);
     store<kWhole>(g.out + m * channels + c, sum, n);
   });
 }
@@ -84,6 +90,11 @@ void eight_pixels(const DepthwiseLine& g, int64_t m) {
 #pragma GCC unroll 8
         for (int j = 0; j < kCount; ++j) sum[j] += load<kWhole>(in + j * pixel, n) * y;
       }
+    }
+    if (g.finish.is_on()) {
+      const auto finish = finishing<kWhole>(g.finish, c, n);
+#pragma GCC unroll 8
+      for (int j = 0; j < kCount; ++j) sum[j] = finish(sum[j], (m + j) * channels + c);
     }
 #pragma GCC unroll 8
     for (int j = 0; j < kCount; ++j) store<kWhole>(g.out + (m + j) * channels + c, sum[j], n);

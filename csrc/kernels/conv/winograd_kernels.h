@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "kernels/registry/finish.h"
+
 namespace staticrt {
 
 inline constexpr double kInnerPoint = 2.0 / 3;  // of F(4x4, 3x3)
@@ -27,9 +29,10 @@ struct WinogradTransforms {
   void (*transform_inputs)(const float* const* pixels, int64_t tiles, int64_t channels, float* out,
                            int64_t out_element);
   // Writes the outputs() pixels of each tile, n channels of each, from products[e * element + t * row + c],
-  // plus bias (n floats, or null). Returns a number that is NaN if an output is not finite, else 0.
+  // plus bias (n floats, or null), and finished; `finish` has no residual. Returns a number that is NaN if a
+  // sum is not finite, else 0.
   float (*transform_outputs)(const float* products, int64_t element, int64_t row, int64_t tiles, int64_t n,
-                             const float* bias, float* const* pixels);
+                             const float* bias, const FinishArgs& finish, float* const* pixels);
 };
 
 struct WinogradKernels {

@@ -88,8 +88,8 @@ void transform_inputs(const float* const* pixels, int64_t tiles, int64_t channel
 
 // At m A for one vector of channels; adds 0 * output to `check`.
 template <int side, bool whole>
-inline void output_vector(const float* m, int64_t element, const float* bias, int64_t c, int64_t n,
-                          float* const* out, Vec& check) {
+inline void output_vector(const float* m, int64_t element, const float* bias, const FinishArgs& finish_args,
+                          int64_t c, int64_t n, float* const* out, Vec& check) {
   constexpr int kWindow = side + 2;
   Vec columns[kWindow][side];
 #pragma GCC unroll 6
@@ -100,6 +100,7 @@ inline void output_vector(const float* m, int64_t element, const float* bias, in
     finish_line(line, columns[j]);
   }
   const Vec add = bias ? load<whole>(bias + c, n) : Vec{};
+  const auto finish = finishing<whole>(finish_args, c, n);
 #pragma GCC unroll 4
   for (int i = 0; i < side; ++i) {
     Vec line[kWindow], y[side];
@@ -110,18 +111,19 @@ inline void output_vector(const float* m, int64_t element, const float* bias, in
     for (int j = 0; j < side; ++j) {
       y[j] += add;
       check += y[j] * 0.0F;
-      store<whole>(out[side * i + j] + c, y[j], n);
+      store<whole>(out[side * i + j] + c, finish(y[j], 0), n);
     }
   }
 }
 
 template <int side>
 float transform_outputs(const float* products, int64_t element, int64_t row, int64_t tiles, int64_t n,
-                        const float* bias, float* const* pixels) {
+                        const float* bias, const FinishArgs& finish, float* const* pixels) {
   Vec check = {};
   for (int64_t t = 0; t < tiles; ++t, pixels += side * side, products += row) {
     each_vector(n, [&](auto whole, int64_t c, int64_t count) {
-      output_vector<side, decltype(whole)::value>(products + c, element, bias, c, count, pixels, check);
+      output_vector<side, decltype(whole)::value>(products + c, element, bias, finish, c, count, pixels,
+                                                  check);
     });
   }
   float sum = 0;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "kernels/pointwise/finish_impl.h"
 #include "kernels/pointwise/vector_impl.h"
 
 namespace staticrt {
@@ -67,20 +68,27 @@ struct Block {
   int64_t num_segments = 1;
   Upcoming upcoming = {};
   const int64_t* a_rows = nullptr;  // where each row begins, of rows at any distances
+  FinishArgs finish = {};           // of c
 };
 
 // The end of a block whose columns are not whole vectors; sums: rows of `vectors`. It stands outside of the
 // unrolled blocks, each of which would hold a copy per row.
-__attribute__((noinline)) void store_some_columns(const Block& g, const Vec* sums, int rows, int vectors) {
-  for (int r = 0; r < rows; ++r, sums += vectors) {
-    simd::for_vectors(g.columns, [&](int64_t n, int count) {
-      float* c = g.c + r * g.c_row + n;
-      Vec y = sums[n / kLanes];
-      if (g.accumulate) y += simd::load_up_to(c, count);
-      if (g.bias) y += simd::load_up_to(g.bias + n, count);
-      simd::store_up_to(c, y, count);
-    });
-  }
+__attribute__((noinline)) void store_columns(const Block& g, const Vec* sums, int rows, int vectors) {
+  const auto store_vectors = [&](int64_t n, int count, const auto& load) {
+    const Finishing finish(g.finish, n, load);
+    const Vec bias = g.bias ? load(g.bias + n) : -Vec{};
+    for (int r = 0; r < rows; ++r) {
+      const int64_t at = r * g.c_row + n;
+      Vec y = sums[r * vectors + n / kLanes];
+      if (g.accumulate) y += load(g.c + at);
+      simd::store_up_to(g.c + at, finish(y + bias, at), count);
+    }
+  };
+  const int64_t whole = g.columns / kLanes * kLanes;
+  for (int64_t n = 0; n < whole; n += kLanes)
+    store_vectors(n, kLanes, [](const float* p) { return simd::load(p); });
+  const int rest = static_cast<int>(g.columns - whole);
+  if (rest > 0) store_vectors(whole, rest, [rest](const float* p) { return simd::load_first(p, rest); });
 }
 
 // kCount: vectors of columns; of one vector, the other half of its panel is left out.
@@ -89,6 +97,12 @@ void block(const Block& g) {
   Vec sum[rows][kCount] = {};
   const float* b = g.b;
   const float* next = g.upcoming.next;
+  // What is written may lie in no cache: with few terms, waiting for it would take most of the time.
+#pragma GCC unroll 14
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; v += kPerLine) __builtin_prefetch(g.c + r * g.c_row + v * kLanes, 1);
+  }
   for (int64_t s = 0; s < g.num_segments; ++s) {
     const float* a = g.a + g.segments[s];
     for (int64_t k = 0; k < g.k; ++k, ++a, b += g.b_row, next += g.upcoming.step) {
@@ -109,14 +123,28 @@ void block(const Block& g) {
     }
     next += g.upcoming.jump;
   }
-  if (g.columns != kCount * kLanes) {
+  const bool finishes = g.finish.is_on();
+  if (g.columns != kCount * kLanes || (finishes && g.accumulate)) {
     Vec sums[rows][kCount];  // a copy: the sums themselves stay in registers
 #pragma GCC unroll 14
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
       for (int v = 0; v < kCount; ++v) sums[r][v] = sum[r][v];
     }
-    return store_some_columns(g, sums[0], rows, kCount);
+    return store_columns(g, sums[0], rows, kCount);
+  }
+  if (finishes) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kCount; ++v) {
+      const Finishing finish(g.finish, v * kLanes, [](const float* p) { return simd::load(p); });
+      const Vec bias = g.bias ? load(g.bias + v * kLanes) : -Vec{};
+#pragma GCC unroll 14
+      for (int r = 0; r < rows; ++r) {
+        const int64_t at = r * g.c_row + v * kLanes;
+        store(g.c + at, finish(sum[r][v] + bias, at));
+      }
+    }
+    return;
   }
 #pragma GCC unroll 14
   for (int r = 0; r < rows; ++r) {

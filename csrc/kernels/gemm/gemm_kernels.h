@@ -4,10 +4,11 @@
 #include <cstdint>
 
 #include "kernels/pointwise/tile_prims.h"
+#include "kernels/registry/finish.h"
 
 namespace staticrt {
 
-// C[m, n] = bias[n] + sum_k A[m, k] * B[k, n], then `activation` on each row segment.
+// C[m, n] = bias[n] + sum_k A[m, k] * B[k, n], then `activation` on each row segment, or `finish`.
 //
 // B is either packed (panels of nr columns one after another, each [K, nr], the last padded with zeros) or
 // row-major with full panels only.
@@ -30,6 +31,7 @@ struct GemmArgs {
   bool accumulate = false;      // add the product to what C holds
   PrimFn activation = nullptr;  // a unary primitive of class float32, or null
   const Imm* activation_imm = nullptr;
+  FinishArgs finish;  // of C
   // Called with rows [begin, end) of C once they are final; only where all panels are multiplied at once.
   void (*rows_done)(void* context, int64_t begin, int64_t end) = nullptr;
   void* rows_done_context = nullptr;
@@ -50,6 +52,7 @@ struct ConvArgs {
   float* c = nullptr;
   int64_t c_line = 0, c_row = 0;
   const float* bias = nullptr;  // [n], or null
+  FinishArgs finish;            // of C
 };
 
 struct GemmKernels {

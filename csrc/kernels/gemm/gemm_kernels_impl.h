@@ -42,6 +42,7 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
           b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / stripe.rows, stripe.blocks);
           b.a = g.a + m * g.a_row + k0;
           b.c = g.c + m * g.c_row + n;
+          if (last) b.finish = g.finish.moved(m * g.c_row + n, n);
           block_for(rows, panels, b.columns)(b);
           if (last && g.activation) {
             for (int64_t r = 0; r < rows; ++r) {
@@ -80,6 +81,7 @@ void convolve_short_lines(const ConvArgs& g, int64_t begin, int64_t end) {
       b.upcoming = Upcoming::share(b.b + kWidth * depth, next_floats, b.b, depth, line / lines_each, blocks);
       b.a = g.a + line * g.a_line;
       b.c = g.c + line * g.c_line + n;
+      b.finish = g.finish.moved(line * g.c_line + n, n);
       kUnevenRows[static_cast<size_t>(rows - 1)](b);
     }
   }
@@ -107,6 +109,7 @@ void convolve(const ConvArgs& g, int64_t begin, int64_t end) {
                                      depth, index, g.lines * stripe.blocks);
         b.a = g.a + line * g.a_line + m * g.a_row;
         b.c = g.c + line * g.c_line + m * g.c_row + n;
+        b.finish = g.finish.moved(line * g.c_line + m * g.c_row + n, n);
         block_for(std::min(stripe.rows, g.m - m), panels, b.columns)(b);
       }
     }

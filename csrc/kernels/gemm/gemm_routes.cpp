@@ -120,11 +120,27 @@ bool is_finished(const MatmulShape& s) {
   return s.has_epilogue || s.activation != nullptr;
 }
 
+// Kernels of our own can do the epilogue before they write an element.
+bool has_finish(const MatmulShape& s) {
+  return s.has_epilogue && s.epilogue.finish && s.epilogue.finish->suits(s.n) && s.activation == nullptr;
+}
+
 std::vector<int64_t> key_of(const MatmulShape& s) {
-  std::vector<int64_t> key = {s.m,         s.n,           s.k,           s.batch[0] * s.batch[1],
-                              s.a_row,     s.a_col,       s.b_k,         s.b_n,
-                              s.c_row,     s.has_bias,    s.bias_row,    s.b_fixed,
-                              s.is_double, s.num_threads, is_finished(s)};
+  std::vector<int64_t> key = {s.m,
+                              s.n,
+                              s.k,
+                              s.batch[0] * s.batch[1],
+                              s.a_row,
+                              s.a_col,
+                              s.b_k,
+                              s.b_n,
+                              s.c_row,
+                              s.has_bias,
+                              s.bias_row,
+                              s.b_fixed,
+                              s.is_double,
+                              s.num_threads,
+                              is_finished(s) + has_finish(s)};
   if (s.copies_large_weights && s.b_fixed && !is_small_weight(s)) key.push_back(1);
   return key;
 }
@@ -190,7 +206,12 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   std::vector<std::vector<char>> workspaces;
   std::vector<std::function<void()>> runs;
   for (const Route route : routes) {
-    calls.push_back(call_of(make_plan(s, route, {4, 0})));
+    MatmulShape tried = s;
+    if (has_finish(original) && route != Route::kBlas) {
+      tried.activation = nullptr;
+      tried.finish.emplace().clamps = true;  // the others cost about as little
+    }
+    calls.push_back(call_of(make_plan(tried, route, {4, 0})));
     workspaces.emplace_back(static_cast<size_t>(workspace_of(s, route)) + 64);
     char* scratch = workspaces.back().data();
     scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64;
@@ -275,9 +296,9 @@ static bool has_dense_output(const MatmulShape& s) {
 // may ask for the general path, which would read the bias after it was overwritten.
 static bool may_lie_in_bias(const MatmulShape& s) {
   const auto is_same = [&](int i) { return s.batch[i] == 1 || s.bias_batch[i] == s.c_batch[i]; };
-  return s.has_bias && !s.has_epilogue && s.m > 1 && s.n > 1 && s.bias_row == s.c_row && s.bias_col == 1 &&
-         is_same(0) && is_same(1) && s.bias.offset_bytes == s.c.offset_bytes && s.a.base != s.bias.base &&
-         s.b.base != s.bias.base;
+  return s.has_bias && !s.has_epilogue && !s.finish && s.m > 1 && s.n > 1 && s.bias_row == s.c_row &&
+         s.bias_col == 1 && is_same(0) && is_same(1) && s.bias.offset_bytes == s.c.offset_bytes &&
+         s.a.base != s.bias.base && s.b.base != s.bias.base;
 }
 
 std::optional<PreparedCall> prepare_matmul(MatmulShape s, PrepareRequest& request) {
@@ -301,6 +322,11 @@ std::optional<PreparedCall> prepare_matmul(MatmulShape s, PrepareRequest& reques
   const Route route = choose(s, routes, request);
   request.workspace_bytes = workspace_of(s, route);
   request.takes_epilogue = s.has_epilogue;
+  if (route != Route::kBlas && has_finish(s)) {
+    s.finish = s.epilogue.finish;
+    s.has_epilogue = false;
+    request.finishes = true;
+  }
   const Operand packed = route == Route::kPacked
                              ? request.derive(packed_weight(s.b_fixed_operand, s.k, s.n, s.b_k, s.b_n))
                              : Operand{};

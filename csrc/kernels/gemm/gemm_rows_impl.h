@@ -117,6 +117,17 @@ void dot_rows(DotTile t, int64_t n) {
 using DotsFn = void (*)(DotTile t, int64_t n);
 constexpr DotsFn kDotFns[kDotRows] = {&dot_rows<1>, &dot_rows<2>, &dot_rows<3>, &dot_rows<4>};
 
+// Finishes columns [begin, end) of C, which are written.
+void finish_columns(const GemmArgs& g, int64_t begin, int64_t end) {
+  simd::for_vectors(end - begin, [&](int64_t i, int count) {
+    const int64_t n = begin + i;
+    const auto load_some = [count](const float* p) { return simd::load_up_to(p, count); };
+    const Finishing finish(g.finish, n, load_some);
+    for (int64_t at = n; at < g.m * g.c_row; at += g.c_row)
+      simd::store_up_to(g.c + at, finish(load_some(g.c + at), at), count);
+  });
+}
+
 void dots(const GemmArgs& g, int64_t b_n) {
   // Rows of B that stay in the first-level cache for all rows of A.
   constexpr int64_t kStrip = 48;
@@ -137,6 +148,7 @@ void dots(const GemmArgs& g, int64_t b_n) {
       kDotFns[rows - 1](t, n);
     }
   }
+  if (g.finish.is_on()) finish_columns(g, 0, g.n);
   if (!g.activation) return;
   for (int64_t m = 0; m < g.m; ++m) {
     float* c = g.c + m * g.c_row;
@@ -231,6 +243,7 @@ void add_group(const float* b, int64_t b_n, int64_t columns, int64_t k, const fl
     dots(rest, b_n);
     rest.c += count;
     if (rest.bias) rest.bias += count;
+    rest.finish = rest.finish.moved(count, count);
   }
 }
 
@@ -253,12 +266,12 @@ void finish_group(const GemmArgs& g, const float* sums, int64_t n0, int64_t colu
       }
       transpose(square);
       if (count == kLanes) {
-        const Vec add = bias ? load(bias) : Vec{};
+        const Vec add = bias ? load(bias) : -Vec{};
+        const Finishing finish(g.finish, n0 + n, [](const float* p) { return load(p); });
         for (int64_t i = 0; i < m_count; ++i, c += g.c_row) {
           Vec y = square[i];
           if (g.accumulate) y += load(c);
-          if (bias) y += add;
-          store(c, y);
+          store(c, finish(y + add, c - g.c));
         }
         continue;
       }
@@ -272,6 +285,13 @@ void finish_group(const GemmArgs& g, const float* sums, int64_t n0, int64_t colu
           c[j] = y;
         }
       }
+    }
+    if (columns % kLanes != 0 && g.finish.is_on()) {
+      GemmArgs rest = g;
+      rest.m = m_count;
+      rest.c += m * g.c_row;
+      rest.finish = g.finish.moved(m * g.c_row, 0);
+      finish_columns(rest, n0 + columns / kLanes * kLanes, n0 + columns);
     }
     if (!g.activation) continue;
     for (int64_t i = m; i < m + m_count; ++i) {
@@ -307,7 +327,11 @@ void turned(const GemmArgs& g, int64_t b_n, const float* panels, int64_t packed_
       rest.c = g.c + packed_rows * g.c_row + n0;
       rest.bias = g.bias && k0 == 0 ? g.bias + n0 : nullptr;
       rest.accumulate = g.accumulate || k0 > 0;
-      if (k0 + k < g.k) rest.activation = nullptr;
+      rest.finish = g.finish.moved(packed_rows * g.c_row + n0, n0);
+      if (k0 + k < g.k) {
+        rest.activation = nullptr;
+        rest.finish = {};
+      }
       add_group(b + k0, b_n, columns, k, panels + k0 * kWidth, kWidth * g.k, packed_rows, k0 > 0, sums, next,
                 rest);
     }

@@ -241,6 +241,7 @@ GemmArgs args_of(const MatmulShape& s, char* const* bases, const Patch& patch) {
       g.accumulate = true;
     }
   }
+  if (s.finish) g.finish = s.finish->at(bases).moved(g.c - at_base<float>(s.c, bases), patch.column);
   return g;
 }
 
@@ -300,6 +301,7 @@ int run_pack_each(const void* params, char* const* bases, char* workspace) {
       g.n = part.columns;
       g.c += n;
       if (g.bias) g.bias += n;
+      g.finish = g.finish.moved(n, n);
       if (patch.begins || all.n > each)
         kernels.pack(b + n * s.b_n, s.b_k, s.b_n, s.k, g.n, packed, 0, kernels.panels(g.n));
       g.b = packed;
@@ -334,6 +336,7 @@ int run_direct(const void* params, char* const* bases, char* workspace) {
       g.b_row = kernels.nr;
       g.c += at;
       if (g.bias) g.bias += at;
+      g.finish = g.finish.moved(at, at);
       g.n = rest;
       kernels.multiply(g, 0, 1);
     }
@@ -371,6 +374,7 @@ int run_turned(const void* params, char* const* bases, char* workspace) {
       if (s.has_epilogue) done.rows(m, m + g.m);
       g.a += (g.m - packed_rows) * g.a_row;
       g.c += g.m * g.c_row;
+      g.finish = g.finish.moved(g.m * g.c_row, 0);
     }
     return done.status;
   });

@@ -50,4 +50,7 @@ std::optional<PreparedCall> prepare_chain(const ChainRequest& request);
 // results that are stored have different strides.
 std::optional<Epilogue> prepare_chain_epilogue(const ChainRequest& request);
 
+// The same for kernels that do it before they write an element; nullopt if it is more than that.
+std::optional<Finish> finish_of(const ChainRequest& request);
+
 }  // namespace staticrt

@@ -94,7 +94,9 @@ std::optional<Epilogue> prepare_chain_epilogue(const ChainRequest& request) {
   }
   auto program = chain_program(request, true);
   if (!program || program->numel == 0) return std::nullopt;
-  return make_tile_epilogue(std::move(program));
+  Epilogue epilogue = make_tile_epilogue(std::move(program));
+  epilogue.finish = finish_of(request);
+  return epilogue;
 }
 
 namespace {

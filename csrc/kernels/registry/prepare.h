@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kernels/registry/autotuning.h"
+#include "kernels/registry/finish.h"
 #include "kernels/registry/operands.h"
 #include "kernels/registry/partition.h"
 
@@ -57,12 +58,31 @@ struct Derivation {
   std::function<void(const char* const* sources, char* out)> make;
 };
 
+// FinishArgs of a run: column n is the index along the output's dimension whose elements are adjacent.
+struct Finish {
+  std::optional<Operand> scale, shift, residual;
+  int64_t columns = 0;  // of scale and shift; 0: neither is there
+  bool clamps = false;
+  float low = 0, high = 0;
+
+  FinishArgs at(char* const* bases) const {
+    const auto floats = [&](const std::optional<Operand>& operand) {
+      return operand ? reinterpret_cast<const float*>(operand->at(bases)) : nullptr;
+    };
+    return {floats(scale), floats(shift), floats(residual), clamps, low, high};
+  }
+  // Whether a kernel that counts so many columns means the same by them.
+  bool suits(int64_t columns_of_kernel) const { return columns == 0 || columns == columns_of_kernel; }
+};
+
 // Pointwise operations on a call's output, run part by part while its elements are in the cache.
 struct Epilogue {
   // Elements [begin, end) of the output in memory order. Returns kRan or kRedo. Any number of threads may run
   // different parts.
   int (*run)(const void* params, char* const* bases, int64_t begin, int64_t end) = nullptr;
   std::shared_ptr<const void> params;
+  // The same for kernels that do it before they write an element; nullopt if it is more than that.
+  std::optional<Finish> finish;
 };
 
 // One node, on one signature: CPU, strided, no conj or neg bit, recorded by a run of the general path.
@@ -91,6 +111,7 @@ struct PrepareRequest {
   // the epilogue's. A kernel that runs them once on every element, after it is final, says so.
   const Epilogue* epilogue = nullptr;
   bool takes_epilogue = false;
+  bool finishes = false;  // it does the epilogue's `finish` before it writes an element
 
   // Asks for derived bytes; their place in a run. REQUIRES: every source is fixed.
   Operand derive(Derivation derivation) {

@@ -245,7 +245,6 @@ bool Preparation::prepare_node(uint32_t index) {
   NodePlan& plan = plans_[index];
   std::optional<PreparedCall> call = call_for(index, nullptr, nullptr, plan);
   if (!call) return false;
-  plan.route = call->route;
   plan.call = std::move(*call);
   return true;
 }
@@ -277,6 +276,8 @@ std::optional<PreparedCall> Preparation::call_for(uint32_t index, const Fusion* 
     base_owner_.resize(result_.num_bases_, kNoNode);
     plan.derived = std::move(derived);
     plan.workspace_bytes = request->workspace_bytes;
+    plan.route = call->route;
+    if (epilogue) plan.route += request->finishes ? ", finished in registers" : " + tile loop";
     return call;
   }
   return std::nullopt;

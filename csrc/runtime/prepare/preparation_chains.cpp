@@ -175,7 +175,6 @@ bool Preparation::try_fusion(uint32_t producer, const std::vector<uint32_t>& mem
   NodePlan& plan = plans_[members.back()];
   std::optional<PreparedCall> call = call_for(producer, &fusion, &*epilogue, plan);
   if (!call) return false;
-  plan.route = std::string(call->route) + " + tile loop";
   plan.call = std::move(*call);
   plan.call.reuses.clear();  // an epilogue reads its operands after the call wrote the output
   plan.call.slices.clear();

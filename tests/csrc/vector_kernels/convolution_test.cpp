@@ -40,6 +40,8 @@ void check_line(const DepthwiseKernels& set, const Line& t, bool bias, uint32_t 
   g.bias = bias ? add.data() : nullptr;
   std::vector<float> out(static_cast<size_t>(g.out_w * t.channels), kUntouched);
   g.out = out.data();
+  const RandomFinish finish(rng, g.out_w * t.channels, t.channels, seed % 16);
+  g.finish = finish.args;
   set.line(g);
   for (int64_t m = 0; m < g.out_w; ++m) {
     for (int64_t c = 0; c < t.channels; ++c) {
@@ -51,7 +53,8 @@ void check_line(const DepthwiseKernels& set, const Line& t, bool bias, uint32_t 
           sum += static_cast<double>(x[r][static_cast<size_t>(at * t.channels + c)]) *
                  w[r][static_cast<size_t>(k * t.channels + c)];
       }
-      expect_near(out[static_cast<size_t>(m * t.channels + c)], sum, 1e-5);
+      const int64_t at = m * t.channels + c;
+      expect_near(out[static_cast<size_t>(at)], finish.of(sum, at, c), 1e-5);
     }
   }
 }
@@ -105,8 +108,12 @@ void check_winograd(const WinogradTransforms& f, int64_t tiles, int64_t channels
   std::vector<float> out(static_cast<size_t>(tiles * f.outputs() * n), kUntouched);
   std::vector<float*> out_pixels;
   for (int64_t i = 0; i < tiles * f.outputs(); ++i) out_pixels.push_back(out.data() + i * n);
-  const float all =
-      f.transform_outputs(products.data(), element, row, tiles, n, bias.data(), out_pixels.data());
+  const RandomFinish finish(rng, 0, n, seed % 16 & ~4U);
+  const auto transform = [&] {
+    return f.transform_outputs(products.data(), element, row, tiles, n, bias.data(), finish.args,
+                               out_pixels.data());
+  };
+  const float all = transform();
   EXPECT_EQ(all, 0.0F);
   for (int64_t t = 0; t < tiles; ++t) {
     for (int64_t p = 0; p < f.outputs(); ++p) {
@@ -118,13 +125,12 @@ void check_winograd(const WinogradTransforms& f, int64_t tiles, int64_t channels
             want += static_cast<double>(x[static_cast<size_t>((t * f.inputs() + pixel) * channels + c)]) *
                     w[static_cast<size_t>((k * channels + c) * n + j)];
         }
-        expect_near(out[static_cast<size_t>((t * f.outputs() + p) * n + j)], want, 1e-4);
+        expect_near(out[static_cast<size_t>((t * f.outputs() + p) * n + j)], finish.of(want, 0, j), 1e-4);
       }
     }
   }
   products[static_cast<size_t>(5 * element)] = std::numeric_limits<float>::infinity();
-  EXPECT(std::isnan(
-      f.transform_outputs(products.data(), element, row, tiles, n, bias.data(), out_pixels.data())));
+  EXPECT(std::isnan(transform()));
 }
 
 }  // namespace

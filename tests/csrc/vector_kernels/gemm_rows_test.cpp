@@ -34,6 +34,8 @@ void check(const GemmKernels& set, const Product& t, int64_t packed_rows, bool t
   const auto b = numbers(rng, span(t.n, b_n, t.k));
   const auto bias = numbers(rng, t.n);
   std::vector<float> c(static_cast<size_t>(t.m * g.c_row), kUntouched);
+  const RandomFinish finish(rng, t.m * g.c_row, t.n, seed % 16);
+  g.finish = finish.args;
   std::vector<double> want(c.begin(), c.end());
   for (int64_t i = 0; i < t.m; ++i) {
     for (int64_t j = 0; j < t.n; ++j) {
@@ -45,7 +47,7 @@ void check(const GemmKernels& set, const Product& t, int64_t packed_rows, bool t
       for (int64_t k = 0; k < t.k; ++k)
         sum += static_cast<double>(a[static_cast<size_t>(i * g.a_row + k)]) *
                b[static_cast<size_t>(j * b_n + k)];
-      want[static_cast<size_t>(i * g.c_row + j)] = sum;
+      want[static_cast<size_t>(i * g.c_row + j)] = finish.of(sum, i * g.c_row + j, j);
     }
   }
   g.a = a.data();

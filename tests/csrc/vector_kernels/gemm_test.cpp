@@ -51,6 +51,8 @@ void check(const GemmKernels& set, const Product& t, uint32_t seed) {
   g.bias = t.bias ? bias.data() : nullptr;
   g.accumulate = t.accumulate;
   if (t.activation) g.activation = &negate;
+  const RandomFinish finish(rng, t.m * g.c_row, t.n, t.activation ? 0 : seed % 16);
+  g.finish = finish.args;
   int64_t told = 0;
   g.rows_done_context = &told;
   g.rows_done = [](void* context, int64_t begin, int64_t end) {
@@ -66,7 +68,7 @@ void check(const GemmKernels& set, const Product& t, uint32_t seed) {
       for (int64_t k = 0; k < t.k; ++k)
         sum += static_cast<double>(a[static_cast<size_t>(i * g.a_row + k)]) *
                b[static_cast<size_t>(k * b_k + j * b_n)];
-      want[at] = t.activation ? -sum : sum;
+      want[at] = t.activation ? -sum : finish.of(sum, i * g.c_row + j, j);
     }
   }
   if (t.turned_b) g.instead = b.data();
@@ -91,6 +93,7 @@ void check_convolution(const GemmKernels& set, int64_t lines, int64_t m, int64_t
   for (int64_t r = 0; r < rows; ++r) segments.push_back(r * a_line);
   std::vector<float> c(static_cast<size_t>(lines * c_line), kUntouched);
   std::vector<double> want(c.begin(), c.end());
+  const RandomFinish finish(rng, lines * c_line, n, seed % 16);
   for (int64_t line = 0; line < lines; ++line) {
     for (int64_t pixel = 0; pixel < m; ++pixel) {
       for (int64_t j = 0; j < n; ++j) {
@@ -99,7 +102,8 @@ void check_convolution(const GemmKernels& set, int64_t lines, int64_t m, int64_t
           sum += static_cast<double>(
                      a[static_cast<size_t>((line + k / length) * a_line + pixel * stride + k % length)]) *
                  b[static_cast<size_t>(k * n + j)];
-        want[static_cast<size_t>(line * c_line + pixel * c_row + j)] = sum;
+        const int64_t at = line * c_line + pixel * c_row + j;
+        want[static_cast<size_t>(at)] = finish.of(sum, at, j);
       }
     }
   }
@@ -118,6 +122,7 @@ void check_convolution(const GemmKernels& set, int64_t lines, int64_t m, int64_t
   g.c_line = c_line;
   g.c_row = c_row;
   g.bias = bias.data();
+  g.finish = finish.args;
   set.convolve(g, 0, set.panels(n));
   for (size_t i = 0; i < c.size(); ++i) expect_near(c[i], want[i], 1e-4);
 }

@@ -2,11 +2,13 @@
 // CMakeLists.txt beside this file builds the tests for a processor that is emulated.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <random>
 #include <vector>
 
+#include "kernels/registry/finish.h"
 #include "test.h"
 
 namespace staticrt::test {
@@ -42,6 +44,31 @@ inline std::vector<float> numbers(std::mt19937& rng, int64_t n) {
   for (float& v : x) v = any(rng);
   return x;
 }
+
+// What a kernel does to an output of so many elements and columns. The bits of `parts`: scale, shift,
+// residual, clamp.
+class RandomFinish {
+ public:
+  RandomFinish(std::mt19937& rng, int64_t elements, int64_t columns, uint32_t parts)
+      : scale_(numbers(rng, columns)), shift_(numbers(rng, columns)), residual_(numbers(rng, elements)) {
+    if (parts & 1) args.scale = scale_.data();
+    if (parts & 2) args.shift = shift_.data();
+    if (parts & 4) args.residual = residual_.data();
+    args.clamps = (parts & 8) != 0;
+    args.low = -0.25F;
+    args.high = 0.5F;
+  }
+  double of(double y, int64_t at, int64_t column) const {
+    if (args.scale) y *= scale_[static_cast<size_t>(column)];
+    if (args.shift) y += shift_[static_cast<size_t>(column)];
+    if (args.residual) y += residual_[static_cast<size_t>(at)];
+    return args.clamps ? std::clamp<double>(y, args.low, args.high) : y;
+  }
+  FinishArgs args;
+
+ private:
+  std::vector<float> scale_, shift_, residual_;
+};
 
 constexpr float kUntouched = 123456;
 

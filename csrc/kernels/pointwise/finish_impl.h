@@ -1,0 +1,41 @@
+// FinishArgs on vectors, included once per instruction set.
+#pragma once
+
+#include <limits>
+
+#include "kernels/pointwise/vector_impl.h"
+#include "kernels/registry/finish.h"
+
+namespace staticrt {
+namespace {
+
+// Finishes vectors of the columns from n on; load(p) reads as many floats as these have. What is left out
+// changes no element: it costs less than a branch.
+template <class Load>
+class Finishing {
+ public:
+  Finishing(const FinishArgs& f, int64_t n, const Load& load)
+      : load_(load),
+        residual_(f.residual),
+        scale_(f.scale ? load(f.scale + n) : simd::splat(1)),
+        shift_(f.shift ? load(f.shift + n) : -simd::Vec{}),
+        low_(f.clamps ? f.low : -kInfinity),
+        high_(f.clamps ? f.high : kInfinity) {}
+
+  // Of y, whose first lane is element `at` of the output.
+  simd::Vec operator()(simd::Vec y, int64_t at) const {
+    y = y * scale_ + shift_;
+    if (residual_) y += load_(residual_ + at);
+    return simd::at_most(simd::at_least(y, low_), high_);
+  }
+
+ private:
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const Load load_;
+  const float* const residual_;
+  const simd::Vec scale_, shift_;
+  const float low_, high_;
+};
+
+}  // namespace
+}  // namespace staticrt
