@@ -10,7 +10,6 @@ import functools
 import inspect
 import operator
 import os
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from staticrt.frontend.dynamo import differences, in_place_views, interrupts, si
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
+from staticrt.frontend.guards.code_objects import CodeSet
 from staticrt.frontend.progress import long_work
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing import compiling
@@ -151,7 +151,7 @@ class _Configured:
         self._config = config
         self._breaks = breaks
         self._shown = shown
-        self._abandoned: set[types.CodeType] = set()
+        self._abandoned = CodeSet()
 
     def __call__(self, frame: Any, *others: Any, **more: Any) -> Any:
         code = frame.f_code

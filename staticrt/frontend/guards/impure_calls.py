@@ -151,7 +151,7 @@ class Watcher:
             if id(code) in self._handlers:
                 return _KINDS.SILENT
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
-            is_told = looks_up_modules(frame) or code in self._snapshot.cached_functions
+            is_told = looks_up_modules(frame) or id(code) in self._snapshot.cached_functions
             return kinds | (_KINDS.LEFT if is_told else 0)
         if id(code) in torch_effects() or id(code) in _TEXT_OF_NUMBER or id(code) in _HASH_OF_NUMBER:
             return _KINDS.REPORTED
@@ -245,7 +245,7 @@ class Watcher:
 
     def _left(self, frame: types.FrameType, result: Any) -> None:
         code = frame.f_code
-        if code in self._snapshot.cached_functions:
+        if id(code) in self._snapshot.cached_functions:
             self._snapshot.add_cached(code, result)
         if looks_up_modules(frame) and frame.f_lasti in (module_look_ups(code) or ()):
             self._note(LOOKS_UP_MODULE, frame, often_once=True)

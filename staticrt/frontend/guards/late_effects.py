@@ -7,11 +7,12 @@ a global. The last instruction of a function that returned shows whether it reac
 from __future__ import annotations
 
 import dis
-import functools
 import inspect
 import itertools
 import types
 from collections.abc import Iterator
+
+from staticrt.frontend.guards.code_objects import cached_by_code
 
 _WRITES = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
@@ -19,7 +20,7 @@ _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_code
 def global_writes(code: types.CodeType) -> frozenset[str]:
     """Names of the globals that code writes or deletes."""
     if _WRITES.isdisjoint(code.co_code[::2]):
@@ -27,7 +28,7 @@ def global_writes(code: types.CodeType) -> frozenset[str]:
     return frozenset(i.argval for i in dis.get_instructions(code) if i.opcode in _WRITES)
 
 
-@functools.lru_cache(maxsize=256)
+@cached_by_code
 def module_look_ups(code: types.CodeType) -> frozenset[int] | None:
     """Offsets of the instructions that may run after an attribute `modules` was read; None: any may."""
     if code.co_flags & _SUSPENDED or getattr(code, "co_exceptiontable", None):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.arguments.unread import StandIn
+from staticrt.frontend.guards.code_objects import cached_by_code
 from staticrt.frontend.guards.effects import effect_of
 
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
@@ -260,7 +261,7 @@ def _is_called(code: types.CodeType, position: int) -> bool:
     return position in _called_loads(code)
 
 
-@functools.lru_cache(maxsize=1024)
+@cached_by_code
 def _called_loads(code: types.CodeType) -> frozenset[int]:
     """Positions of instructions whose value the next call takes as its function."""
     instructions = list(dis.get_instructions(code))

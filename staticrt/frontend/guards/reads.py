@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code
 from staticrt.frontend.guards.effects import effect_of_partial, is_lock, is_own_random, library_module
 from staticrt.frontend.guards.late_effects import module_look_ups
 from staticrt.frontend.guards.special_names import names_of
@@ -102,8 +103,8 @@ class Reads:
         self._snapshot = snapshot
         self._refuse = refuse
         self.is_new: Callable[[Any], bool] = lambda _value: False  # whether the run made an object
-        self._codes: set[types.CodeType] = set()
-        self._inner: set[types.CodeType] = set()  # codes of functions that functions which run make
+        self._codes = CodeSet()
+        self._inner = CodeSet()  # codes of functions that functions which run make
         self._done: set[tuple[str, frozenset[str]]] = set()
         snapshot.names_are_told = snapshot.follows_code
 
@@ -279,7 +280,7 @@ class Reads:
             self._refuse(effect, frame)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_code
 def _lists_attributes(code: types.CodeType, is_model: bool) -> bool:
     """Whether code may read attributes of objects that it does not name."""
     if code.co_filename == _MODULE_FILE and code.co_name != "__repr__":
@@ -322,13 +323,13 @@ def _hands_on(code: types.CodeType, name: str) -> bool:
     return sys.version_info < (3, 11) or not all(each.arg is not None and each.arg & 1 for each in loads)
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_code
 def global_names(code: types.CodeType) -> frozenset[str]:
     """Names that code looks up, or writes, as globals."""
     return frozenset(i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME")))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_code
 def _written_free(code: types.CodeType) -> frozenset[str]:
     free = set(code.co_freevars)
     return frozenset(

@@ -1,9 +1,10 @@
 """Names that code looks up: its own, and the special names by which Python runs operators, calls, iteration, formatting."""
 
 import dis
-import functools
 import types
 from collections.abc import Iterable
+
+from staticrt.frontend.guards.code_objects import cached_by_code
 
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "contains", "instancecheck", "subclasscheck")
 _ARITHMETIC = (
@@ -63,7 +64,7 @@ SPECIAL_NAMES = frozenset(
 )
 
 
-@functools.lru_cache(maxsize=4096)
+@cached_by_code
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Names that a function may look up: its globals and attributes, strings it may give `getattr`, its own."""
     found = {*code.co_names, code.co_name}

@@ -117,7 +117,7 @@ class Walk:
         self.read_names: set[str] = set(SPECIAL_NAMES)  # what the code that ran may read by name
         self.model_names: set[str] = set()  # those in the model's own code
         self.compared_tensors: set[int] = set()  # ids of those whose layout the graph's inputs tell
-        self.cached_functions: dict[types.CodeType, str] = {}  # names of the caches that keep their results
+        self.cached_functions: dict[int, tuple[types.CodeType, str]] = {}  # by id; the caches' names
         self.facts: set[str] = set()  # what model code may ask of tensors: names of `FactsRecord`
         self.alive: list[Any] = []
         self._arguments: dict[str, int] = {}  # path of a leaf -> its index
@@ -344,13 +344,14 @@ class Walk:
         self._records.append(record)
         self.caches.append(record)
         if isinstance(function := getattr(cache, "__wrapped__", None), types.FunctionType):
-            self.cached_functions[function.__code__] = record.name
+            code = function.__code__
+            self.cached_functions[id(code)] = (code, record.name)
         return [(record.name, value) for value in record.results()]
 
     def add_cached(self, code: types.CodeType, result: Any) -> None:
         """A function whose result a cache keeps returns: the result has not been changed yet."""
         if not is_leaf(result) and not holds_fakes(result):  # those are taken from the cache again
-            self.add(self.cached_functions[code], result)
+            self.add(self.cached_functions[id(code)][1], result)
 
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
         room = type(value).__module__.split(".")[0]

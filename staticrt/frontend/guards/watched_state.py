@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-import types
 
 from staticrt import tuning
+from staticrt.frontend.guards.code_objects import CodeSet
 from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord, MembersRecord
@@ -109,7 +109,7 @@ def _without_numbers(record: ScopeRecord) -> ScopeRecord:
 def _add_functions(snapshot: Snapshot) -> None:
     """What functions that may run would read: of those that were reached, and of those that they reach."""
     reads = Reads(snapshot, lambda _what, _frame: None)
-    done: set[types.CodeType] = set()
+    done = CodeSet()
     for _round in range(tuning.MAX_WATCHED_DEPTH):
         functions = [each for each in snapshot.functions() if each.__code__ not in done]
         for function in functions[: tuning.MAX_WATCHED_FUNCTIONS - len(done)]:

@@ -1,0 +1,56 @@
+"""Sets and caches of code objects, by identity.
+
+Code that Dynamo makes, or a program rewrites, may have a list or dict among its constants: then it has no hash. Hashing
+any other code takes longer than looking up its id, since each constant is hashed.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable
+from typing import Concatenate, ParamSpec, TypeVar
+
+_R = TypeVar("_R")
+_P = ParamSpec("_P")
+_MOST = 4096  # results of one function
+
+
+class CodeSet:
+    """A set of code objects, which it keeps alive."""
+
+    def __init__(self) -> None:
+        self._codes: dict[int, types.CodeType] = {}
+
+    def __contains__(self, code: types.CodeType) -> bool:
+        return id(code) in self._codes
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    def add(self, code: types.CodeType) -> None:
+        """Add a code object."""
+        self._codes[id(code)] = code
+
+    def update(self, codes: Iterable[types.CodeType]) -> None:
+        """Add several."""
+        self._codes.update((id(code), code) for code in codes)
+
+
+def cached_by_code(
+    function: Callable[Concatenate[types.CodeType, _P], _R],
+) -> Callable[Concatenate[types.CodeType, _P], _R]:
+    """A function of a code object whose results are kept, as `functools.lru_cache` would."""
+    kept: dict[tuple[object, ...], tuple[types.CodeType, _R]] = {}
+
+    @functools.wraps(function)
+    def cached(code: types.CodeType, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        key = (id(code), *args, *kwargs.values())
+        found = kept.get(key)
+        if found is None:
+            if len(kept) >= _MOST:
+                kept.clear()
+            found = kept[key] = (code, function(code, *args, **kwargs))
+        return found[1]
+
+    return cached
