@@ -12,7 +12,7 @@ namespace staticrt::simulated {
 
 class InferenceKey {
  public:
-  // None where a rule may see what no key has, as values of a host tensor that is more than a number.
+  // nullopt where a rule may read more than a key holds, such as a host tensor of several elements.
   static std::optional<InferenceKey> of(const Call& call, const ThreadState& state);
 
   const std::vector<int64_t>& words() const { return words_; }

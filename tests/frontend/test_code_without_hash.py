@@ -65,7 +65,8 @@ def test_they_are_traced_and_guarded(training, monkeypatch):
                     ):
                         torch.testing.assert_close(one, other)
     explanation = fast.explain()
-    assert explanation.traces and not explanation.eager, str(explanation)
+    assert explanation.traces
+    assert not explanation.eager, str(explanation)
 
 
 def test_a_training_step():
@@ -91,4 +92,5 @@ def test_a_training_step():
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     explanation = fast.explain()
-    assert explanation.traces and not explanation.eager, str(explanation)
+    assert explanation.traces
+    assert not explanation.eager, str(explanation)

@@ -66,9 +66,9 @@ struct InPlaceConv {
     int status = kRan;
     for (int64_t first = tile.row_begin; first < tile.row_end; first += rows_each) {
       g.m = std::min(rows_each, tile.row_end - first);
-      const int64_t at = first * g.c_row + tile.column_begin;
-      g.c = floats_out(p.out, bases) + at;
-      g.finish = epilogue.finish(bases, at, tile.column_begin);
+      const int64_t place = first * g.c_row + tile.column_begin;
+      g.c = floats_out(p.out, bases) + place;
+      g.finish = epilogue.finish(bases, place, tile.column_begin);
       const int64_t packed = kernels.packed_rows(g.m);
       for (int64_t at = 0; at < packed; at += kernels.nr)
         gather(bases, first + at, std::min(kernels.nr, packed - at), zeros, panels + at * g.k);

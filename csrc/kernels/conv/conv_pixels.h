@@ -78,7 +78,7 @@ class PixelEpilogue {
     request.finishes = true;
     epilogue_.run = nullptr;
   }
-  // From float `at` of the output and channel `channel` on.
+  // For a part of the output that begins at float `at` and channel `channel`.
   FinishArgs finish(char* const* bases, int64_t at, int64_t channel) const {
     return finish_.at(bases).moved(at, channel);
   }

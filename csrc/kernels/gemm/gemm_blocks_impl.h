@@ -97,7 +97,7 @@ void block(const Block& g) {
   Vec sum[rows][kCount] = {};
   const float* b = g.b;
   const float* next = g.upcoming.next;
-  // What is written may lie in no cache: with few terms, waiting for it would take most of the time.
+  // The output may be in no cache. A block of few terms would spend most of its time waiting for these lines.
 #pragma GCC unroll 14
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8

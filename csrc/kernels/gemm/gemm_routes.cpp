@@ -120,7 +120,7 @@ bool is_finished(const MatmulShape& s) {
   return s.has_epilogue || s.activation != nullptr;
 }
 
-// Kernels of our own can do the epilogue before they write an element.
+// Whether kernels other than BLAS can do the epilogue before they write an element.
 bool has_finish(const MatmulShape& s) {
   return s.has_epilogue && s.epilogue.finish && s.epilogue.finish->suits(s.n) && s.activation == nullptr;
 }
@@ -209,7 +209,7 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
     MatmulShape tried = s;
     if (has_finish(original) && route != Route::kBlas) {
       tried.activation = nullptr;
-      tried.finish.emplace().clamps = true;  // the others cost about as little
+      tried.finish.emplace().clamps = true;  // scales, shifts and residuals cost about as little
     }
     calls.push_back(call_of(make_plan(tried, route, {4, 0})));
     workspaces.emplace_back(static_cast<size_t>(workspace_of(s, route)) + 64);

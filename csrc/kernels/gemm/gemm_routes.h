@@ -27,7 +27,7 @@ struct MatmulShape {
   Imm activation_imm[3] = {};
   bool has_epilogue = false;
   Epilogue epilogue;              // on the dense output, after the activation
-  std::optional<Finish> finish;   // instead of both
+  std::optional<Finish> finish;   // takes the place of the activation and the epilogue
   bool b_fixed = false;           // B depends on weights alone: it may be packed ahead,
   TensorOperand b_fixed_operand;  // as this operand, with the strides above
   int num_threads = 1;

@@ -117,7 +117,7 @@ void dot_rows(DotTile t, int64_t n) {
 using DotsFn = void (*)(DotTile t, int64_t n);
 constexpr DotsFn kDotFns[kDotRows] = {&dot_rows<1>, &dot_rows<2>, &dot_rows<3>, &dot_rows<4>};
 
-// Finishes columns [begin, end) of C, which are written.
+// Finishes columns [begin, end) of C after they were written.
 void finish_columns(const GemmArgs& g, int64_t begin, int64_t end) {
   simd::for_vectors(end - begin, [&](int64_t i, int count) {
     const int64_t n = begin + i;

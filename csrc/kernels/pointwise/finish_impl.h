@@ -9,8 +9,8 @@
 namespace staticrt {
 namespace {
 
-// Finishes vectors of the columns from n on; load(p) reads as many floats as these have. What is left out
-// changes no element: it costs less than a branch.
+// Finishes vectors of the columns from n on; load(p) reads one. A step that is left out computes with numbers
+// that change no element, which costs less than a branch.
 template <class Load>
 class Finishing {
  public:

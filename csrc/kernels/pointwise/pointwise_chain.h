@@ -50,7 +50,7 @@ std::optional<PreparedCall> prepare_chain(const ChainRequest& request);
 // results that are stored have different strides.
 std::optional<Epilogue> prepare_chain_epilogue(const ChainRequest& request);
 
-// The same for kernels that do it before they write an element; nullopt if it is more than that.
+// The chain as what kernels do before they write an element; nullopt if a Finish cannot express it.
 std::optional<Finish> finish_of(const ChainRequest& request);
 
 }  // namespace staticrt

@@ -6,8 +6,8 @@
 
 namespace staticrt {
 
-// An element y of column n becomes clamp(y * scale[n] + shift[n] + residual[its place], low, high); NaN stays
-// NaN. What is null or off is left out.
+// Element y at place i of the output, in column n, becomes clamp(y * scale[n] + shift[n] + residual[i], low,
+// high). Null pointers and `clamps == false` leave out their step. NaN stays NaN.
 struct FinishArgs {
   const float* scale = nullptr;
   const float* shift = nullptr;
@@ -16,7 +16,7 @@ struct FinishArgs {
   float low = 0, high = 0;
 
   bool is_on() const { return scale || shift || residual || clamps; }
-  // Of the output from `elements` and column `columns` on.
+  // For a part of the output that begins `elements` places and `columns` columns later.
   FinishArgs moved(int64_t elements, int64_t columns) const {
     FinishArgs f = *this;
     if (scale) f.scale += columns;

@@ -71,7 +71,7 @@ struct Finish {
     };
     return {floats(scale), floats(shift), floats(residual), clamps, low, high};
   }
-  // Whether a kernel that counts so many columns means the same by them.
+  // Whether a kernel whose output has so many columns indexes them as scale and shift are indexed.
   bool suits(int64_t columns_of_kernel) const { return columns == 0 || columns == columns_of_kernel; }
 };
 
@@ -81,7 +81,8 @@ struct Epilogue {
   // different parts.
   int (*run)(const void* params, char* const* bases, int64_t begin, int64_t end) = nullptr;
   std::shared_ptr<const void> params;
-  // The same for kernels that do it before they write an element; nullopt if it is more than that.
+  // The same operations, for kernels that do them before they write an element; nullopt if a Finish cannot
+  // express them.
   std::optional<Finish> finish;
 };
 
@@ -111,7 +112,7 @@ struct PrepareRequest {
   // the epilogue's. A kernel that runs them once on every element, after it is final, says so.
   const Epilogue* epilogue = nullptr;
   bool takes_epilogue = false;
-  bool finishes = false;  // it does the epilogue's `finish` before it writes an element
+  bool finishes = false;  // the kernel does `epilogue->finish` instead of calling `epilogue->run`
 
   // Asks for derived bytes; their place in a run. REQUIRES: every source is fixed.
   Operand derive(Derivation derivation) {

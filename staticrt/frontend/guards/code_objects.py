@@ -1,7 +1,7 @@
 """Sets and caches of code objects, by identity.
 
-Code that Dynamo makes, or a program rewrites, may have a list or dict among its constants: then it has no hash. Hashing
-any other code takes longer than looking up its id, since each constant is hashed.
+Code that Dynamo makes, or a program rewrites, may have a list or dict among its constants, and then has no hash. Looking up
+an id is also faster than hashing code, which hashes each constant.
 """
 
 from __future__ import annotations
