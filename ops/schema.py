@@ -23,7 +23,6 @@ class SchemaFacts:
 
     arg_names: tuple[str, ...]
     tensor_args: tuple[int, ...]
-    num_returns: int
     tensor_returns: tuple[int, ...]
     aliases: tuple[Alias, ...]
     mutates: tuple[int, ...]
@@ -59,7 +58,6 @@ def read_schema(op: torch._ops.OpOverload) -> SchemaFacts:
     return SchemaFacts(
         arg_names=tuple(a.name for a in arguments),
         tensor_args=tuple(i for i, a in enumerate(arguments) if holds_tensor(a.type)),
-        num_returns=len(returns),
         tensor_returns=tuple(i for i, r in enumerate(returns) if holds_tensor(r.type)),
         aliases=tuple(aliases),
         mutates=mutates,

@@ -9,7 +9,7 @@ region's border are converted. Values, and the strides of all tensors outside, d
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -60,7 +60,6 @@ INDIFFERENT = frozenset(
         aten.linear.default,
     }
 )
-Strides = Sequence[Any]
 
 
 @register_pass

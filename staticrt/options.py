@@ -303,7 +303,7 @@ def _donated(values: Mapping[str, Any]) -> tuple[str, ...]:
             )
     if names and values["graphs"] is not False:
         raise OptionError(
-            "option 'donate' does not go with graphs: a recorded run reads its inputs again",
+            "option 'donate' cannot be combined with graphs: a recorded run reads its inputs again",
             fix="leave out one of the two",
         )
     return names
@@ -316,7 +316,7 @@ def _check_plan_graphs(values: Mapping[str, Any]) -> None:
     off += ['executor="reference"'] if values["executor"] == "reference" else []
     if values["plan_graphs"] and off:
         raise OptionError(
-            f"option 'plan_graphs' does not go with {off[0]}: it captures prepared programs, whose launches read copies of "
+            f"option 'plan_graphs' cannot be combined with {off[0]}: it captures prepared programs, whose launches read copies of "
             "the inputs and write new results",
             fix="leave out one of the two",
         )

@@ -1,6 +1,7 @@
 """The texts of the project are short, and what they name exists."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -62,16 +63,36 @@ def test_every_folder_has_a_row_in_the_architecture():
     assert rows == rooms | {"passes", "ops", "models"}
 
 
-def test_pictures_are_shown_and_up_to_date():
+@pytest.fixture
+def make_pictures():
     spec = importlib.util.spec_from_file_location("make_pictures", ROOT / "docs" / "make_pictures.py")
-    make_pictures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_pictures)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pictures_are_shown_and_up_to_date(make_pictures):
     folder = ROOT / "docs" / "pictures"
     for name, drawing in make_pictures.drawings().items():
         assert (folder / name).read_text() == drawing.svg(), "run `make docs`"
     texts = "".join(path.read_text() for path in (ROOT / "README.md", *TEXTS))
     for picture in folder.glob("*.svg"):
         assert f"pictures/{picture.name})" in texts, f"no text shows {picture.name}"
+
+
+def test_a_profile_of_other_routes_is_measured_again(make_pictures, monkeypatch, tmp_path):
+    monkeypatch.setattr(make_pictures, "PICTURES", tmp_path)
+    monkeypatch.setattr(make_pictures, "PROFILE", tmp_path / "profile.json")
+    measured = make_pictures.measured_profile(*make_pictures.compiled_layer())
+    make_pictures.PROFILE.write_text(json.dumps(measured | {"call_us": -1.0}))
+    make_pictures.main([])
+    assert json.loads(make_pictures.PROFILE.read_text())["call_us"] == -1.0
+    measured["rows"][0]["route"] = "a route of the past"
+    make_pictures.PROFILE.write_text(json.dumps(measured | {"call_us": -1.0}))
+    make_pictures.main([])
+    shown = json.loads(make_pictures.PROFILE.read_text())
+    assert shown["call_us"] > 0
+    assert "a route of the past" not in (tmp_path / "profile.svg").read_text()
 
 
 def test_design_texts_are_listed_and_name_their_tests():

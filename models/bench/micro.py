@@ -64,12 +64,8 @@ class Chain(nn.Module):
         return x
 
 
-class Unfusable(nn.Module):
+class Unfusable(Chain):
     """The same number of operators, no two neighbours of which can be one loop."""
-
-    def __init__(self, nodes: int) -> None:
-        super().__init__()
-        self.nodes = nodes
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         for index in range(self.nodes):

@@ -76,15 +76,10 @@ def calls_per_block(measure: Callable[[int], Block], seconds: float) -> int:
 
 @dataclass(frozen=True)
 class HotCall:
-    """Time of one call in ns: best, median, and the median of blocks without preemption (None if too few).
-
-    `best_cpu_ns` is the least CPU time, summed over threads.
-    """
+    """Best time of one call in ns; `best_cpu_ns` is the least CPU time, summed over threads."""
 
     best_ns: float
     best_cpu_ns: float
-    median_ns: float
-    clean_median_ns: float | None
     blocks: int
 
 
@@ -102,13 +97,9 @@ def hot_call(
     blocks = [measure(calls)]
     while time.perf_counter() < end:
         blocks.append(measure(calls))
-    times = [block.call_ns for block in blocks]
-    clean = [block.call_ns for block in blocks if block.preemptions == 0]
     return HotCall(
-        best_ns=min(times),
+        best_ns=min(block.call_ns for block in blocks),
         best_cpu_ns=min(block.call_cpu_ns for block in blocks),
-        median_ns=statistics.median(times),
-        clean_median_ns=statistics.median(clean) if len(clean) >= MIN_CLEAN_ROUNDS else None,
         blocks=len(blocks),
     )
 

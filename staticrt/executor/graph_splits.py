@@ -99,7 +99,7 @@ class GraphSplits:
         given = [(x.shape, x.dtype) if isinstance(x, torch.Tensor) else type(x) for x in leaves]
         raised, self._raised = self._raised, None
         if raised is not None and raised[0] == given:
-            raise NotCompiled(f"split by graph breaks it raises {raised[1]}")
+            raise NotCompiled(f"split at graph breaks, it raises {raised[1]}")
         before = self._state(args, kwargs) if self._proved < tuning.UNPROVED_SPLIT_CALLS else None
         effects = EffectsSeen()
         try:
@@ -117,7 +117,7 @@ class GraphSplits:
             if before is None or effects.any or self._state(args, kwargs) != before:
                 self._raised = (given, what)
                 raise
-            raise NotCompiled(f"split by graph breaks it raises {what}") from error
+            raise NotCompiled(f"split at graph breaks, it raises {what}") from error
         self._proved += 1
         return result
 

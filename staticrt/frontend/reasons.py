@@ -45,6 +45,7 @@ _INFRASTRUCTURE = (
 )
 BROADCASTS = "data decides whether a size is broadcast"
 SETS_DATA = "the model sets a tensor's .data"
+NESTS = "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles"
 # Begins the message of a program that stops because data took another branch than in its trace. Archives hold it.
 OTHERWISE = "staticrt: data decided otherwise"
 _LINE = "_staticrt_line"  # of an exception: where it was raised

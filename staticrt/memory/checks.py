@@ -37,7 +37,7 @@ def pairs_of_devices(name: str, values: object, count_of_devices: int) -> list[t
 
 def _pair_of_devices(value: object, count_of_devices: int) -> tuple[int, int]:
     if not isinstance(value, (tuple, list)) or len(value) != 2 or value[0] == value[1]:
-        raise AllocatorError(f"{_shown(value)} is no pair of devices", fix="give two numbers, (0, 1)")
+        raise AllocatorError(f"{_shown(value)} is not a pair of devices", fix="give two numbers, (0, 1)")
     most = count_of_devices - 1
     return count("a device's number", value[0], most), count("a device's number", value[1], most)
 

@@ -62,7 +62,7 @@ class Pool:
 
     def __copy__(self) -> Pool:
         raise AllocatorError(
-            f"{self!r} cannot be copied: both would end together", fix="pass the pool itself"
+            f"{self!r} cannot be copied: closing one would close the other", fix="pass the pool itself"
         )
 
     def __deepcopy__(self, memo: object) -> Pool:
@@ -126,7 +126,7 @@ class Pool:
         self.check_open()
         if torch.version.cuda is None or not torch.cuda.is_available():
             raise DeviceError(
-                f"torch {torch.__version__} has no CUDA, so there is no torch.cuda.MemPool",
+                f"torch {torch.__version__} has no CUDA, so it has no torch.cuda.MemPool",
                 fix="install torch with CUDA on a machine with a GPU",
             )
         if not self._handle.name.startswith("cuda:"):

@@ -134,7 +134,7 @@ def call_key(leaves: Sequence[Any], spec: Any) -> CallKey:
         elif hasattr(type(leaf), "__next__"):
             raise EagerOnly("an argument is an iterator, which a call consumes")
         elif isinstance(leaf, (set, frozenset)) and any(isinstance(item, torch.Tensor) for item in leaf):
-            raise EagerOnly("an argument is a set of tensors, whose order is of this call only")
+            raise EagerOnly("an argument is a set of tensors, whose order differs between calls")
         else:
             parts.append(Identity(leaf))
     state = (process_state(), repeated(leaves), _empty_dims(leaves))

@@ -128,7 +128,7 @@ def build_joint(
             Buckets(bucket_limits, joint.of_model) if bucket_limits else None,
         )
     except NotNative as error:
-        raise CannotTrace(f"the autograd node does not serve it: {error}") from error
+        raise CannotTrace(f"the native autograd node cannot run it: {error}") from error
     assert plan.native is not None
     kept = traced.inputs[: len(joint.inputs)]  # incoming gradients come last
     trace = dataclasses.replace(traced, module=alone, inputs=kept, route="training")

@@ -95,7 +95,7 @@ class Backward:
         self.differentiable = tuple(first.values())
         if not self.differentiable:
             if any(isinstance(out, torch.Tensor) and out.requires_grad for out in outputs):
-                raise CannotTrace("no result needs a gradient but inputs, or views of them")
+                raise CannotTrace("every result that needs a gradient is an input or a view of one")
             raise NeedsNoGradient
         results = [outputs[i] for i in self.differentiable]
         if any(out.grad_fn is None for out in results):

@@ -59,7 +59,7 @@ def gate(metadata: Any) -> None:
         if not issubclass(info.raw_type, torch.Tensor):
             raise NotNative("a result is not a tensor")
     if metadata.num_intermediate_bases or metadata.tokens:
-        raise NotNative("it has effects or results that view each other")
+        raise NotNative("it has effects, or results that are views of each other")
     if getattr(metadata, "is_rng_op_functionalized", False) or metadata.num_graphsafe_rng_states:
         raise NotNative("its random state is an input")
     if metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw:
@@ -204,7 +204,7 @@ class _Region:
         if len(saved) != len(kept) or any(torch_private.is_tangent(node) for node in kept):
             raise NotNative("its backward reads values that the forward does not save")
         if len(self.tangents) != len(self.gradient_outputs):
-            raise NotNative("a result has no incoming gradient of its own")
+            raise NotNative("its backward does not take one gradient per result")
         aliases = AliasInfo(pair.forward)
         owners: list[dict[Any, int]] = [{}, {}]  # storage -> input, storage -> result
         for of, nodes in zip(owners, (inputs, results[:count]), strict=True):

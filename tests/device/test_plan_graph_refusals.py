@@ -170,5 +170,5 @@ def test_on_the_cpu_it_changes_nothing():
     ],
 )
 def test_options_that_exclude_it(other):
-    with pytest.raises(OptionError, match=f"does not go with {next(iter(other))}"):
+    with pytest.raises(OptionError, match=f"cannot be combined with {next(iter(other))}"):
         staticrt.compile(lambda x: x + 1, plan_graphs=True, **other)

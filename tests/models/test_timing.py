@@ -37,7 +37,7 @@ def test_blocks_are_filled_to_the_length_asked_for():
 
 def test_hot_call_of_a_fixed_sleep():
     timed = hot_call(time.sleep, (0.003,), seconds=0.05, block_seconds=0.006)
-    assert 3e6 <= timed.best_ns <= timed.median_ns < 30e6
+    assert 3e6 <= timed.best_ns < 30e6
     assert timed.blocks >= 2
 
 

@@ -1,4 +1,4 @@
-"""Every network of the zoo: deterministic, different per variant, and captured without specialising a size."""
+"""Every network of the zoo: deterministic, different per variant, and traced without specialising a size."""
 
 import pytest
 import torch

@@ -151,7 +151,7 @@ def test_wrong_uses_say_what_to_do():
             fast(torch.randn(4, 4), update)
     with pytest.raises(OptionError, match="names 'stat', which is not an argument; there are state, update"):
         staticrt.compile(step, donate="stat")
-    with pytest.raises(OptionError, match="does not go with graphs"):
+    with pytest.raises(OptionError, match="cannot be combined with graphs"):
         staticrt.compile(step, donate="state", graphs=True)
     with pytest.raises(OptionError, match="takes names of arguments"):
         staticrt.compile(step, donate=[1])

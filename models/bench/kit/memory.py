@@ -92,7 +92,7 @@ def second_stream(device: torch.device) -> None:
     side = torch.Stream(device=device)
     native = getattr(side, "native_handle", None) if device.type == "cuda" else side.stream_id
     if native is None:
-        raise Skip(f"torch {torch.__version__} does not tell the handle of a stream")
+        raise Skip(f"torch {torch.__version__} does not give the handle of a stream")
     address = ours.allocate(2**20)
     ours.record_stream(address, int(native))
     ours.free(address)

@@ -300,7 +300,7 @@ def out_of_memory(device: torch.device) -> str:
     except (torch.OutOfMemoryError, OutOfMemoryError) as error:
         said = str(error).splitlines()[0]
     else:
-        raise Skip("the device has more memory than it says")
+        raise Skip("the device has more memory than it reports")
     for _ in range(3):
         assert abs(compiled(small).item() - expected) < 1
     return said[:60]

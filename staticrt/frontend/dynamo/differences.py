@@ -209,7 +209,7 @@ def _changes_array(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
 def _formats(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
     """Dynamo returns the number for `format(n, "03d")`."""
     if builtin.fn is format and len(args) > 1:
-        raise Differs("Dynamo formats a number otherwise")
+        raise Differs("Dynamo formats a number differently")
 
 
 def _shows(tx: Any, *_args: Any) -> None:
@@ -218,7 +218,7 @@ def _shows(tx: Any, *_args: Any) -> None:
 
     value = tx.stack[-1]
     if isinstance(value, SymNodeVariable) and value.python_type() is float:
-        raise Differs("Dynamo formats a number otherwise")
+        raise Differs("Dynamo formats a number differently")
 
 
 def _drains(value: Any, *_args: Any) -> None:
@@ -227,7 +227,7 @@ def _drains(value: Any, *_args: Any) -> None:
 
     value = value.stack[-1] if hasattr(value, "stack") else value
     if isinstance(value, LocalGeneratorObjectVariable):
-        raise Differs("Dynamo takes all from a generator that has not ended")
+        raise Differs("Dynamo exhausts a generator that eager leaves unfinished")
 
 
 def _delegates(function: Any, *_args: Any) -> None:
@@ -237,7 +237,7 @@ def _delegates(function: Any, *_args: Any) -> None:
     for ended in [places[step.argval] for step in steps if step.opname == "SEND"]:
         used = next(step.opname for step in steps[ended:] if step.opname not in ("END_SEND", "CACHE"))
         if used != "POP_TOP":
-            raise Differs("Dynamo takes what `yield from` gives for None")
+            raise Differs("Dynamo loses the result of `yield from`")
 
 
 def _is_ordered(members: list[Any]) -> bool:
@@ -260,4 +260,6 @@ def _stores(effects: Any, item: Any, name: str, value: Any, *_args: Any) -> None
 
     last = effects.store_attr_mutations.get(item, {}).get(name)
     if isinstance(last, DeletedVariable) and not isinstance(value, DeletedVariable):
-        raise Differs(f"{name!r} is deleted and set again, whose order among the attributes Dynamo keeps")
+        raise Differs(
+            f"{name!r} is deleted and set again: Dynamo keeps its old position among the attributes"
+        )

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import NESTS, CannotTrace
 from staticrt.torch_private import hidden_from_dynamo
 
 
@@ -102,10 +102,7 @@ def _is_dynamo_compiling() -> bool | None:
 def _refuse_nested_batch(names: dict[str, Any]) -> None:
     """Raise CannotTrace where `nn.TransformerEncoder` asks before it makes a nested tensor of a padded batch."""
     if names["mask"] is None and not torch.is_autocast_enabled():
-        raise CannotTrace(
-            "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
-            even_in_parts=True,
-        )
+        raise CannotTrace(NESTS, even_in_parts=True)
 
 
 def _ask_the_thread_first(function: types.FunctionType, ask: Callable[[], bool | None]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.reasons import CannotTrace, NeedsConstants
+from staticrt.frontend.reasons import NESTS, CannotTrace, NeedsConstants
 from staticrt.frontend.tracing import autocast, collectives, fast_paths
 
 aten = torch.ops.aten
@@ -216,10 +216,7 @@ def rewrite(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
     if func is aten.native_batch_norm_backward.default:
         _check_single_elements(args[1])
     if func in _NESTS:
-        raise CannotTrace(
-            "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles",
-            even_in_parts=True,
-        )
+        raise CannotTrace(NESTS, even_in_parts=True)
     if func._schema.name in _QUANTISES:
         raise CannotTrace("tensors of quantised dtypes", even_in_parts=True)
     if func.namespace == "quantized_decomposed" and _is_written_in_python(func):

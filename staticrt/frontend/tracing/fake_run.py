@@ -110,7 +110,7 @@ def run_on_fakes(
         raise NeedsConstants
     if watcher.asks_for_class and tracer.unbacked.found:
         raise CannotTrace(
-            "the model may ask a number that data decides for its class", watcher.asks_for_class
+            "the model may check the type of a number that data decides", watcher.asks_for_class
         )
     if tracer.raised and snapshot.catches:  # fake tensors raise errors of other texts
         raise CannotTrace(f"the model catches an error of {tracer.raised}", "", even_in_parts=True)
@@ -124,7 +124,7 @@ def run_on_fakes(
     _check_constants(request, tracer)
     flat, out_spec = _flatten_result(result, builder.containers, before, snapshot, is_new)
     if any(given_attributes(fake) for fake in (*fakes.leaves, *flat)):
-        raise CannotTrace("the model gives an attribute to a tensor that its caller sees", "")
+        raise CannotTrace("the model sets an attribute of a tensor that its caller sees", "")
     if any(isinstance(leaf, unread.StandIn) for leaf in out_spec.objects.values()):
         unread.compare(request.spec)
         raise ArgumentRead

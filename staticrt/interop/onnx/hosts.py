@@ -47,9 +47,9 @@ def deciding_inputs(program: Program) -> frozenset[str]:
     return frozenset(needed_numbers(program)) & frozenset(program.inputs)
 
 
-def needed_numbers(program: Program, outputs: frozenset[str] = frozenset()) -> set[str]:
+def needed_numbers(program: Program) -> set[str]:
     """Names of this program, or of enclosing ones, whose values are needed as numbers."""
-    needed = set(outputs)
+    needed: set[str] = set()
     for step in reversed(program.steps):
         needed |= _of_step(step, needed)
     return needed

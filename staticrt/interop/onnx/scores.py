@@ -67,7 +67,7 @@ class Labels:
 
     def __init__(self, texts: Sequence[str], ints: Sequence[int], vocabulary: Vocabulary) -> None:
         if bool(texts) == bool(ints):
-            raise OnnxError("a classifier has either labels that are strings or labels that are integers")
+            raise OnnxError("a classifier needs either string labels or integer labels")
         self.are_texts = bool(texts)
         self.count = len(texts) or len(ints)
         self.values = vocabulary.codes(texts) if texts else torch.tensor(list(ints), dtype=torch.int64)

@@ -136,7 +136,7 @@ def _with_external(proto: TensorProto, base_dir: str) -> TensorProto:
             f"tensor {proto.name!r} lies outside of the model's folder: {location!r}", at=base_dir, fix=fix
         )
     if not os.path.isfile(path):
-        raise OnnxError(f"tensor {proto.name!r}: no file {location!r}", at=base_dir, fix=fix)
+        raise OnnxError(f"tensor {proto.name!r}: there is no file {location!r}", at=base_dir, fix=fix)
     offset, length = int(entries.get("offset", 0)), int(entries.get("length", -1))
     available = os.path.getsize(path) - offset
     if length < 0:  # what the shape asks for, or all the rest where elements are smaller than a byte

@@ -53,7 +53,6 @@ def broadcast(shapes: Sequence[Sequence[Any]]) -> list[Any] | None:
 def pointwise_layout(
     mode: Any,
     tensors: Sequence[torch.Tensor],
-    sizes: Sequence[Any] | None = None,
     wraps_number: bool = False,
     cast: Sequence[bool] = (),
 ) -> tuple[Sequence[Any], Sequence[Any]] | None:
@@ -63,8 +62,7 @@ def pointwise_layout(
         wraps_number: one operand is a number, wrapped in a tensor without dimensions.
         cast: which operands are copied to another dtype before.
     """
-    if sizes is None:
-        sizes = broadcast_sizes(tensors)
+    sizes = broadcast_sizes(tensors)
     if sizes is None:
         return None
     if all(map(is_contiguous, tensors)):

@@ -139,7 +139,7 @@ TREE = CLASSIFIERS["binary, chances"]
         ({"class_weights": [1.0]}, "differ in length"),
         ({"nodes_values": [1.0]}, "differ in length"),
         ({"nodes_treeids": [0]}, "do not fit each other"),
-        ({"classlabels_strings": ["a", "b"]}, "either labels that are strings"),
+        ({"classlabels_strings": ["a", "b"]}, "either string labels"),
         ({"post_transform": "SQUARE"}, "post_transform 'SQUARE'"),
     ],
 )

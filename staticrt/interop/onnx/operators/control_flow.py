@@ -80,7 +80,7 @@ def loop(trips: Value = None, condition: Value = None, *initial: Value, body: Pr
     if endless and start is True and limit is not None:
         return _counted_loop(run, limit, list(initial))
     if len(body.outputs) > 1 + count:
-        raise CannotTrace("Loop whose end data decide collects values of each iteration")
+        raise CannotTrace("Loop with an end that data decides collects values of each iteration")
     return _conditional_loop(run, limit, start, list(initial))
 
 

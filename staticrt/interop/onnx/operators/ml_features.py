@@ -106,7 +106,7 @@ def _categories(
     vocabulary: Vocabulary, *, cats_int64s: Ints = (), cats_strings: Sequence[str] = (), zeros: int = 1
 ) -> _Categories:
     if bool(cats_int64s) == bool(cats_strings):
-        raise OnnxError("OneHotEncoder has either categories that are strings or ones that are integers")
+        raise OnnxError("OneHotEncoder needs either string categories or integer categories")
     texts = bool(cats_strings)
     values = vocabulary.codes(cats_strings) if texts else torch.tensor(cats_int64s, dtype=torch.int64)
     return _Categories(values, texts, bool(zeros))
@@ -116,7 +116,7 @@ def _categories(
 def one_hot_encoder(x: Value, *, prepared: _Categories) -> Tensor:
     if isinstance(x, Strings) != prepared.are_texts:
         raise OnnxError(
-            "OneHotEncoder's categories are of another type than its input", fix="the model is invalid"
+            "the categories of OneHotEncoder have another type than its input", fix="the model is invalid"
         )
     codes = x.codes if isinstance(x, Strings) else as_tensor(x).to(torch.int64)
     same = codes.unsqueeze(-1) == prepared.values
@@ -142,7 +142,7 @@ class _Map:
 
     def look_up(self, x: Value) -> Tensor | Strings:
         if isinstance(x, Strings) != self.from_texts:
-            raise OnnxError("the keys are of another type than the input", fix="the model is invalid")
+            raise OnnxError("the keys have another type than the input", fix="the model is invalid")
         codes = x.codes if isinstance(x, Strings) else as_tensor(x)
         found = self.default.expand(codes.shape)
         if len(self.keys):

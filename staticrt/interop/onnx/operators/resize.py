@@ -98,7 +98,9 @@ def _along(x: Tensor, axis: int, rule: Rule, out: Any, scale: Any, start: float,
     if rule.antialias and not isinstance(scale, SYMBOLIC) and scale < 1:
         stretch = float(scale)
     elif rule.antialias and isinstance(scale, SYMBOLIC):
-        raise OnnxError("Resize with antialias and a scale that sizes decide", fix="fix the model's sizes")
+        raise OnnxError(
+            "Resize with antialias and a scale that depends on sizes", fix="fix the model's sizes"
+        )
     taps = math.ceil(reach / stretch)
     base = torch.floor(position)
     wide = position.dtype if x.dtype != torch.float64 else torch.float64
