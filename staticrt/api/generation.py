@@ -1,7 +1,7 @@
 """Methods of a module that call the module again and again, run on the compiled one.
 
 `generate` of Hugging Face's models calls `self(...)` once for each token, `encode` of sentence-transformers calls
-`self.forward(...)` once for each batch. Bound to the module itself, they would run eagerly. They are bound to a *twin*: an
+`self.forward(...)` once for each batch, `predict` of its cross-encoders `self(...)`. Bound to the module itself, they would run eagerly. They are bound to a *twin*: an
 object of a subclass that shares the module's attributes and differs in its call and its `forward` only.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from staticrt.frontend.guards.global_hooks import has_global_hooks
 
-_NAMES = frozenset({"generate", "encode", "encode_query", "encode_document"})
+_NAMES = frozenset({"generate", "encode", "encode_query", "encode_document", "predict", "rank"})
 
 
 def bound_to_compiled(method: Any, module: torch.nn.Module, call: Callable[..., Any]) -> Any:

@@ -1,4 +1,4 @@
-"""`encode` of sentence-transformers calls `self.forward`: on a compiled module, the compiled one."""
+"""`encode` and `predict` of sentence-transformers call the module: on a compiled module, the compiled one."""
 
 import inspect
 
@@ -40,6 +40,15 @@ class Encoder(torch.nn.Module):
         assert list(inspect.signature(self.forward).parameters) == ["features", "scale"]
         return self.encode(texts, scale=2.0)
 
+    @torch.inference_mode()
+    def predict(self, texts):
+        """As `CrossEncoder` does: through the module's call."""
+        found = [self({"ids": torch.tensor([text]), "mask": torch.ones(1, len(text))}) for text in texts]
+        return torch.cat([each["embedding"] for each in found])
+
+    def rank(self, texts):
+        return self.predict(texts).sum(1).sort(descending=True).indices
+
 
 TEXTS = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 10, 11], [12] * 9]
 
@@ -49,7 +58,7 @@ def model():
     return Encoder()
 
 
-@pytest.mark.parametrize("method", ["encode", "encode_query"])
+@pytest.mark.parametrize("method", ["encode", "encode_query", "predict", "rank"])
 def test_encode_runs_compiled_and_equals_eager(model, method):
     fast = staticrt.compile(model)
     expected = getattr(model, method)(TEXTS)
