@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -152,6 +152,21 @@ class CallStates:
         for _key, state in self.items():
             state.traces = tuple(trace for trace in state.traces if trace in kept)
         return kept
+
+    def to_give_up(self, state: CallState, traces: Iterable[CachedTrace]) -> CachedTrace | None:
+        """Which of `traces`, all in the order they were made, gives its place to a new one of `state` at the limit of traces.
+
+        It is the oldest of the key that has most, if that has at least two more than `state`: a key whose state changes
+        in every call does not keep others from being traced, and the exchanges come to an end.
+        """
+        most = max((other.traces for _key, other in self.items()), key=len, default=())
+        return next((t for t in traces if t in most), None) if len(most) >= len(state.traces) + 2 else None
+
+    def give_up(self, given_up: CachedTrace | None, traces: Iterable[CachedTrace]) -> Iterator[CachedTrace]:
+        """`traces` without one that is given up."""
+        for _key, state in self.items():
+            state.traces = tuple(trace for trace in state.traces if trace is not given_up)
+        return (trace for trace in traces if trace is not given_up)
 
     def forget(self, key: tuple[Any, ...]) -> None:
         """Drop a key's state. Python calls this while it frees objects, so nothing here waits for a lock."""

@@ -247,10 +247,14 @@ class JointCalls:
             finally:
                 torch.clear_autocast_cache()  # of casts made of fake tensors
             state.failure = None
+            if self._is_full():
+                given_up = self.states.to_give_up(state, self.traces)
+                self.traces = tuple(self.states.give_up(given_up, self.traces))
+            else:
+                self._made += 1
             state.traces = (*state.traces, trace)
             self.states.keep(_key(call), state)
             self.traces = (*self.traces, trace)
-            self._made += 1
             self._fast.forget()
             return trace
 
@@ -315,7 +319,7 @@ class JointCalls:
         gradients = _C.HeldGradients(self._maker.parameters())
         following: TraceRequest | None = request
         try:
-            self._refuse_options()
+            self._refuse_options(state)
             refuse_distributed(request.snapshot)
             while following is not None:
                 try:
@@ -378,9 +382,12 @@ class JointCalls:
             return following
         return CachedTrace(alone, executable, request.snapshot.guard(), constant_ints(call, request))
 
-    def _refuse_options(self) -> None:
+    def _is_full(self) -> bool:
+        return self._made >= self._options.max_traces
+
+    def _refuse_options(self, state: CallState) -> None:
         options = self._options
-        if self._made >= options.max_traces:
+        if self._is_full() and self.states.to_give_up(state, self.traces) is None:
             raise CannotTrace(f"more than max_traces={options.max_traces} traces")
         for name in ("graphs", "accelerators"):
             if getattr(options, name) not in (False, None):

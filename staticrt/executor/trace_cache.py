@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,6 +26,7 @@ from staticrt.frontend.reasons import (
     NeedsBackward,
     TooSlow,
     raise_interrupt,
+    warn,
 )
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
@@ -144,7 +144,11 @@ class TraceCache:
                     progress,
                     CannotTrace(f"data decides branches in more than {tuning.MAX_BRANCHES} ways", ""),
                 )
-            if progress.limited and len(self.kept) + self._num_forgotten >= self._options.max_traces:
+            if (
+                progress.limited
+                and self._is_full()
+                and self.states.to_give_up(progress.state, self.kept) is None
+            ):
                 progress.reason = f"more than max_traces={self._options.max_traces} traces"
                 self._warn_once(f"{self._name}: {progress.reason}; further ones run eagerly")
                 return Outcome.LEFT_TO_EAGER
@@ -189,12 +193,18 @@ class TraceCache:
         if isinstance(made, TraceRequest):
             progress.request = made
             return Outcome.NEEDS_OTHER_SIZES
+        if progress.limited and self._is_full():
+            given_up = self.states.to_give_up(progress.state, self.kept)
+            self.kept = list(self.states.give_up(given_up, self.kept))
         self._changed()
         self.states.keep(call.key.key, progress.state)
         progress.state.traces = (*progress.state.traces, made)
         self.kept.append(made)
         progress.trace, progress.fresh, progress.request = made, True, None
         return Outcome.TRACED
+
+    def _is_full(self) -> bool:
+        return len(self.kept) + self._num_forgotten >= self._options.max_traces
 
     def _forgotten(self, state: CallState) -> None:
         """Drop traces of objects that are gone, because they serve no further call."""
@@ -239,4 +249,4 @@ class TraceCache:
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warnings.warn(f"staticrt: {text}", stacklevel=6)
+            warn(f"staticrt: {text}")

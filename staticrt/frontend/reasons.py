@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 import weakref
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -215,6 +216,16 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
             first_module = frame
         frame = frame.f_back
     return first_module
+
+
+def warn(text: str) -> None:
+    """Warn of the line of a user's code that this package was called from."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 2
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(text, stacklevel=level)
 
 
 def model_line(frame: FrameType | None = None) -> str:

@@ -7,7 +7,6 @@ capture or restore the pool's bookkeeping matches the live storages. Replays do 
 from __future__ import annotations
 
 import enum
-import warnings
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from staticrt import locks
 from staticrt.errors import InternalError
+from staticrt.frontend.reasons import warn
 from staticrt.graphs import poisoning, restore
 from staticrt.graphs.functions import Function
 from staticrt.graphs.generations import Generations
@@ -190,10 +190,9 @@ class Paths:
         if len(parents) == len(existing):
             return
         function.warned_pending = True
-        warnings.warn(
+        warn(
             "Unable to hit fast path of graph replay because outputs from a previous step still require backward. "
-            "Call backward(), detach the outputs, or call mark_step_begin() before each step.",
-            stacklevel=6,
+            "Call backward(), detach the outputs, or call mark_step_begin() before each step."
         )
 
     def _siblings(self, parent: PathNode | None) -> dict[Function, list[Node]]:
@@ -251,4 +250,4 @@ class Paths:
         restore.check(self.pool, node, f"in state {self.state.value}")
 
     def _warn(self, function: Function, reason: str) -> None:
-        warnings.warn(f"staticrt: {function.name} runs uncaptured: {reason}", stacklevel=7)
+        warn(f"staticrt: {function.name} runs uncaptured: {reason}")

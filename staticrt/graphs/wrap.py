@@ -7,7 +7,6 @@ import copy
 import functools
 import inspect
 import itertools
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from staticrt.errors import InputError
+from staticrt.frontend.reasons import warn
 from staticrt.graphs.functions import Function, Mode
 from staticrt.graphs.manager import is_capturing, uncaptured
 from staticrt.graphs.overrides import runs_plain
@@ -246,10 +246,9 @@ class WrappedFunction:
         self._sizes.add(ints)
         if len(self._sizes) > policy.max_sizes_unwarned and not self._warned_sizes:
             self._warned_sizes = True
-            warnings.warn(
+            warn(
                 f"staticrt: {self.name} has been captured for {len(self._sizes)} distinct sizes; each takes a capture. "
-                "Pad to few sizes, or name the worthwhile ones in capture_sizes",
-                stacklevel=4,
+                "Pad to few sizes, or name the worthwhile ones in capture_sizes"
             )
         return True
 

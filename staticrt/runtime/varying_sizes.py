@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from staticrt import tuning
+from staticrt.frontend.reasons import warn
 
 if TYPE_CHECKING:
     from staticrt.native import _C
@@ -48,8 +48,7 @@ class SizeWatch:
                 ", ".join(varying)
                 or "more combinations of sizes, strides and numbers than max_prepared keeps"
             )
-            warnings.warn(
+            warn(
                 f"staticrt: {counters['misses']} of {counters['misses'] + counters['hits']} calls found nothing "
-                f"prepared: {what}. Pad inputs to a few sizes (buckets), or raise max_prepared",
-                stacklevel=2,
+                f"prepared: {what}. Pad inputs to a few sizes (buckets), or raise max_prepared"
             )

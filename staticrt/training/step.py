@@ -8,7 +8,6 @@ the step ends are outputs of the Program; this file assigns them to `.grad`.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import BROADCASTS, CannotTrace, is_interrupt
+from staticrt.frontend.reasons import BROADCASTS, CannotTrace, is_interrupt, warn
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, is_other_decision
@@ -197,7 +196,7 @@ class CompiledStep:
             ) from error
         if found.impossible or attempts + 1 >= tuning.STEP_ATTEMPTS:
             at = f" at {where}" if where else ""
-            warnings.warn(f"staticrt: {self._name} runs eagerly: {reason}{at}", stacklevel=6)
+            warn(f"staticrt: {self._name} runs eagerly: {reason}{at}")
         return found
 
     def _trace(self, call: Call) -> Variant:

@@ -136,6 +136,32 @@ def test_state_that_differs_in_every_call_makes_a_bounded_number_of_traces(kind,
     assert "more than max_traces=16 traces" in explanation
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"], indirect=True)
+@pytest.mark.filterwarnings("ignore:.*max_traces")
+def test_a_key_that_makes_a_trace_in_every_call_leaves_others_their_places(mode, traces):
+    model = Scaled()
+    _explain, call = runner(mode, model)
+    vector, matrix, cube = torch.ones(4), torch.ones(2, 4), torch.ones(1, 2, 4)
+    for number in range(CALLS):
+        model.scale = number
+        call(vector)
+    assert len(traces) == 16
+    for number in range(CALLS):
+        model.scale = number + CALLS
+        call(matrix)
+    assert len(traces) == 24  # 8 of 16 places for each
+    call(cube)
+    assert len(traces) == 25
+
+
+def test_the_warning_about_the_limit_names_the_line_of_the_caller():
+    compiled = torch.no_grad()(staticrt.compile(lambda x: x * 2, max_traces=1))
+    compiled(torch.ones(3))
+    with pytest.warns(UserWarning, match="max_traces=1") as caught:
+        compiled(torch.ones(3, 3))
+    assert [warning.filename for warning in caught] == [__file__]
+
+
 def test_a_step_whose_optimiser_has_other_parameters_in_every_call_is_recorded_a_bounded_number_of_times(
     traces,
 ):

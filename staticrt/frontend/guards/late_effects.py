@@ -17,6 +17,8 @@ from staticrt.frontend.guards.code_objects import cached_by_code
 _WRITES = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_NO_STEPS = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL")
+_SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -26,6 +28,28 @@ def global_writes(code: types.CodeType) -> frozenset[str]:
     if _WRITES.isdisjoint(code.co_code[::2]):
         return frozenset()
     return frozenset(i.argval for i in dis.get_instructions(code) if i.opcode in _WRITES)
+
+
+@cached_by_code
+def names_modules(code: types.CodeType) -> bool:
+    """Whether code that reads an attribute `modules` looks up constant names there: `m.modules["a"]`, `"a" in m.modules`."""
+    steps = [one for one in dis.get_instructions(code) if one.opname not in _NO_STEPS]
+    reads = [at for at, one in enumerate(steps) if one.argval == "modules"]
+
+    def is_constant(at: int) -> bool:
+        return 0 <= at < len(steps) and steps[at].opname == "LOAD_CONST"
+
+    for at in reads:
+        following = steps[at + 1] if at + 1 < len(steps) else steps[at]
+        if following.opname == "CONTAINS_OP":
+            if not is_constant(at - 2):
+                return False
+        elif following.argval == "get":
+            if not is_constant(at + 2):
+                return False
+        elif not is_constant(at + 1) or steps[at + 2].opname not in _SUBSCRIPTS:
+            return False
+    return bool(reads)
 
 
 @cached_by_code

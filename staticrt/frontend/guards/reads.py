@@ -20,7 +20,7 @@ import torch
 
 from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code
 from staticrt.frontend.guards.effects import effect_of_partial, is_lock, is_own_random, library_module
-from staticrt.frontend.guards.late_effects import module_look_ups
+from staticrt.frontend.guards.late_effects import module_look_ups, names_modules
 from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_values import cell_content
@@ -84,11 +84,7 @@ def is_layer_file(filename: str) -> bool:
 def looks_up_modules(frame: types.FrameType) -> bool:
     """Whether code that begins may read `sys.modules` by names that it computes."""
     names = names_of(frame.f_code)
-    return (
-        "modules" in names
-        and frame.f_globals.get("sys") is sys
-        and not (names & sys.modules.keys()) - {"sys"}
-    )
+    return "modules" in names and "sys" in names and not names_modules(frame.f_code)
 
 
 class Reads:

@@ -110,6 +110,7 @@ class Walk:
         self._computes_by_numpy = False
         self._weak = WeakReferences()
         self.caches: list[CacheRecord] = []
+        self._reads_modules = False  # code reads `sys.modules` by names
         self._iterators: list[str] = []  # paths of those whose place is known to C alone
         self._memory = TensorMemory()
         self.gradients: dict[int, torch.Tensor | None] = {}  # of tensors when they were met, by id
@@ -139,7 +140,10 @@ class Walk:
             if (record := self._attributes.get(id(value))) is not None:
                 record.is_attributes = False  # held as a dict, whose keys code may list
                 self._reachable.add(value, value.values())
-            # Imports add modules at any time, also in other threads, so the set of imported modules is not guarded.
+            if value is sys.modules and not self._reads_modules:
+                # Imports add to it at any time, also in other threads, so only names in code are compared.
+                self._reads_modules = True
+                self.add_scope(sys.modules, self.read_names)
             if is_leaf(value) or id(value) in self._seen or value is sys.modules or _is_of_torch(value):
                 self._containers.keep(value)
                 continue
@@ -198,6 +202,8 @@ class Walk:
                     self.add(f"{each.path}.__annotations__", each.live.__annotations__)
             for module in list(self._modules):
                 self.add_scope(vars(module), new & vars(module).keys())
+            if self._reads_modules:
+                self.add_scope(sys.modules, new)
 
     def add_virtual_subclasses(self) -> None:
         """Code asks whether something is of an abstract class."""

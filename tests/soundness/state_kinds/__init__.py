@@ -22,7 +22,7 @@ RUN_IN_PARTS = frozenset({"offset_of_tensor_in_storage", "training_of_layer"})
 RUN_EAGERLY = frozenset(
     (
         *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
-        *("digest", "context_variable", "list_in_context_variable"),
+        *("digest", "computed_name_among_modules", "context_variable", "list_in_context_variable"),
     )
 )
 # What Dynamo's guards do not see, whatever the backend.

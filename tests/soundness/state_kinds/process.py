@@ -47,6 +47,31 @@ def attribute_of_module_in_sys_modules():
 
 
 @kind
+def name_among_modules():
+    def change(number):
+        sys.modules.pop("staticrt_absent", None)
+        if number >= 2:
+            sys.modules["staticrt_absent"] = settings
+
+    change.restore = lambda: sys.modules.pop("staticrt_absent", None)
+    return lambda x: torch.relu(x) * (5.0 if "staticrt_absent" in sys.modules else 1.0), change
+
+
+@kind
+def name_among_modules_held_by_object():
+    config = types.SimpleNamespace(known=sys.modules)
+    change = name_among_modules()[1]
+    return lambda x: x * (5.0 if config.known.get("staticrt_absent") else 1.0), change
+
+
+@kind
+def computed_name_among_modules():
+    name = "staticrt" + "_absent"
+    change = name_among_modules()[1]
+    return lambda x: torch.relu(x) * (5.0 if name in sys.modules else 1.0), change
+
+
+@kind
 def module_imported_inside():
     def read(x):
         from tests.support import state_settings
