@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -200,6 +200,11 @@ def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
             begin = value.data_ptr()
             last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
             places.append((begin, begin + (last + 1) * value.element_size(), spec.mutated))
+    return is_written_overlapping(places)
+
+
+def is_written_overlapping(places: Iterable[tuple[int, int, bool]]) -> bool:
+    """Whether a range of bytes overlaps another, and one of both is written. Each is its begin, its end, whether it is written."""
     reach = written_reach = 0
     for begin, end, written in sorted(places):
         if begin < written_reach or (written and begin < reach):

@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
 from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
-from staticrt.frontend.dynamo.dynamo import known_inputs
 from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.frontend.reasons import raise_interrupt
 from staticrt.frontend.thread_state import keeping_thread_state
@@ -88,10 +87,6 @@ class Region:
         self._subregions: list[Region] = []
         self._failed = ""
         self._subclassed: list[int] | None = None
-        weights = known_inputs(gm, inputs).weights
-        self._arguments = [
-            i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and i not in weights
-        ]
         self._replaced = ""  # why it runs eagerly for now
         eager: dict[str, str] = {}
         if not is_subregion:
@@ -188,7 +183,7 @@ class Region:
             return run(*inputs)
         if self._writes and any(map(_overlaps_itself, inputs)):
             return self._eager(*inputs)  # AOTAutograd would write a copy back, element by element
-        if compiler.written and shares_written(inputs, compiler.written, self._arguments):
+        if compiler.written and shares_written(inputs, compiler.written):
             return self._eager(*inputs)
         try:
             if not compiler.remembers:

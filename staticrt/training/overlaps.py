@@ -7,13 +7,14 @@ that draw random numbers draw in the order of memory; AOTAutograd's functional f
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.runtime.cached_trace import is_written_overlapping
 from staticrt.training.graph_split import draws, memory_of_value, writes
 
 
@@ -103,25 +104,24 @@ def memory_of(node: fx.Node) -> int | None:
     return memory_of_value(node.meta.get("example_value"))
 
 
-def shares_written(inputs: Sequence[Any], written: frozenset[int], arguments: Collection[int]) -> bool:
+def shares_written(inputs: Sequence[Any], written: frozenset[int]) -> bool:
     """Whether an input that a region writes shares memory with another; Dynamo guards only inputs that are one tensor.
 
     Args:
         inputs: of one call.
         written: indices of those that it writes.
-        arguments: indices of tensors that are not weights; two weights are assumed not to overlap.
     """
-    others = range(len(inputs)) if written.intersection(arguments) else arguments
-    places = [_place(inputs[i]) for i in written if inputs[i].numel()]
-    return len({*places}) < len(places) or any(
-        _place(inputs[i]) in places
-        for i in others
-        if i not in written and isinstance(inputs[i], torch.Tensor) and inputs[i].numel()
-    )
+    tensors = [
+        (i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.numel()
+    ]
+    return is_written_overlapping([(*_place(value), i in written) for i, value in tensors])
 
 
-def _place(value: torch.Tensor) -> int:
+def _place(value: torch.Tensor) -> tuple[int, int]:
+    """Where the memory of a tensor begins and ends."""
     if value.layout != torch.strided:
-        return id(value)
+        return id(value), id(value) + 1
     storage = value.untyped_storage()
-    return storage._cdata if storage.device.type == "meta" else storage.data_ptr()
+    if storage.device.type == "meta":
+        return storage._cdata, storage._cdata + 1
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
 
 import staticrt
@@ -244,3 +245,16 @@ def test_a_step_keeps_no_optimisers_state_alive(compiler):
         assert gradient() is None
     finally:
         gc.enable()
+
+
+def test_distributions_check_their_arguments_after_a_model_was_split():
+    def normal(x, scale):
+        return torch.distributions.Normal(x, scale).log_prob(x)
+
+    torch._dynamo.eval_frame.TorchPatcher.patch.cache_clear()  # what Dynamo does once in a process
+    torch.distributions.Distribution.set_default_validate_args(True)
+    compiled, ones = staticrt.compile(normal), torch.ones(2)
+    compiled(ones, ones)
+    for call in (compiled, compiled, normal):
+        with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
+            call(ones, -ones)

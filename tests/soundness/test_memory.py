@@ -8,7 +8,7 @@ import torch
 
 import staticrt
 from tests.support.against_eager import check, seen
-from tests.support.compilers import each_compiler
+from tests.support.compilers import each_compiler, each_compiler_for_gradients
 
 arange = torch.arange
 
@@ -340,3 +340,32 @@ def test_an_argument_that_shares_a_weights_memory_is_written():
     fast(torch.ones(2))
     assert fast(weight.detach()).item() == 8
     assert weight.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "share", [lambda m: m.weight.detach(), lambda m: m.whole[1:]], ids=["parameter", "buffer"]
+)
+@each_compiler_for_gradients
+def test_a_written_buffer_comes_to_share_memory_with_another_weight(share, compiler):
+    def run(compiled):
+        model = CountsInBuffer()
+        call = compiled(model)
+        results = [call(torch.ones(3))]
+        model.count = share(model)
+        results += [call(torch.ones(3)) for _ in range(2)]
+        return *results, model.weight, model.whole
+
+    for got, want in zip(run(compiler), run(lambda model: model), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+class CountsInBuffer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("whole", torch.from_numpy(np.arange(4, dtype=np.float32)))
+        self.register_buffer("count", torch.zeros(3))
+
+    def forward(self, x):
+        self.count.add_(1)
+        return x * self.weight + self.count + self.whole[:3]

@@ -92,7 +92,8 @@ class PartialGraphs:
                 return gm.forward
             return make_graph(gm, inputs)
 
-        context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
+        with _validation_kept():
+            context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
             context.callback = _Configured(context.callback, config, self.breaks, shown)
         attributes = vars(function) if isinstance(function, torch.nn.Module) else {}
@@ -128,6 +129,16 @@ class PartialGraphs:
         where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
         if (text, where) not in self.breaks:
             self.breaks.append((text, where))
+
+
+@contextlib.contextmanager
+def _validation_kept() -> Iterator[None]:
+    """Distributions go on to check their arguments: Dynamo, which cannot trace that, turns it off for the whole process."""
+    before = torch.distributions.Distribution._validate_args
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 class _Configured:
