@@ -35,3 +35,4 @@ register_ops(
     """,
     cost=Cost.GEMM,
 )
+register_ops("attention", "recurrent_steps recurrent_steps_backward", namespace="staticrt", cost=Cost.GEMM)

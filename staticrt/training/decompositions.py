@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from staticrt.training.recurrent import whole_layer
+
 
 class _Thread(threading.local):
     recurrent = False
@@ -58,13 +60,12 @@ def _in_this_thread(name: str) -> Iterator[None]:
 
 
 def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:
-    """Upstream's helper of all recurrent networks, with dropout between layers, and without oneDNN's operator.
+    """Upstream's helper of all recurrent networks, with dropout between layers, and layers as `whole_layer` computes them.
 
     Args:
         helper: `(input, hidden, params, has_biases, num_layers, dropout, train, bidirectional, batch_first, layer_fn)`;
             it calls `layer_fn(input, ...)` layer by layer, forwards and then, if it is bidirectional, backwards.
     """
-    import torch._decomp.decompositions as decompositions
 
     def run(
         x: torch.Tensor,
@@ -80,9 +81,7 @@ def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         calls = 0
         dropped = x
-        if layer_fn is decompositions.mkldnn_one_layer_lstm:
-            # It saves values for its backward only with gradients on, and they are off while compiled graphs run.
-            layer_fn = decompositions.one_layer_lstm
+        layer_fn = whole_layer(layer_fn)
 
         def layer(inputs: torch.Tensor, *args: Any, **keywords: Any) -> Any:
             nonlocal calls, dropped
@@ -166,6 +165,11 @@ def _matmul(kernel: Callable[..., Any]) -> Callable[..., Any]:
     def matmul(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         sizes = (*a.shape, *a.stride(), *b.shape, *b.stride())
         if not _thread.eager or any(isinstance(size, torch.SymInt) for size in sizes):
+            if (
+                _thread.eager and a.dim() > 2 and b.dim() == 2 and b.requires_grad
+            ):  # as upstream, without sympy
+                rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
+                return torch.ops.aten._unsafe_view(rows.mm(b), [*a.shape[:-1], b.shape[1]])
             return kernel(a, b, *args, **kwargs)
         with torch._C._DisablePythonDispatcher():
             return torch.ops.aten.matmul.default(a, b, *args, **kwargs)

@@ -21,6 +21,7 @@ from torch._library.custom_ops import CustomOpDef
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import NO_GRAD
 from staticrt.passes.effects import may_keep_arguments
+from staticrt.training import recurrent
 
 aten = torch.ops.aten
 _HOME = "torch._library.autograd"
@@ -63,6 +64,8 @@ def recordable(node: Any) -> Callable[[], bool] | None:
         return None
     cells = _cells_of(function.backward)
     formula = getattr(cells.get("info"), "_backward_fn", None)
+    if formula is recurrent.gradients:
+        return lambda: True
     if not isinstance(formula, types.FunctionType) or not all(map(_is_plain, vars(node).values())):
         return None
     known: types.FunctionType = formula
@@ -86,7 +89,9 @@ def differentiate_again(gm: fx.GraphModule) -> None:
         CannotTrace: it is unknown which operators ran in such a Function.
     """
     for node in gm.graph.nodes:
-        if NO_GRAD not in node.meta or not may_keep_arguments(node, False):
+        if NO_GRAD not in node.meta or not (
+            may_keep_arguments(node, False) or node.target is recurrent.STEPS
+        ):
             continue
         values = node.meta.get("val")
         values = values if isinstance(values, (tuple, list)) else [values]

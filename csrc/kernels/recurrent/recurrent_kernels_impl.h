@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "kernels/pointwise/vector_impl.h"
@@ -66,14 +67,6 @@ inline Vec tanh_of(Vec x) {
   return size < fill(0.625F) ? p : signed_q;
 }
 
-// Calls body(i, count) for all whole vectors, then tail(i, rest) for what is left.
-template <class Whole, class Tail>
-inline void by_vectors(int64_t n, const Whole& whole, const Tail& tail) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) whole(i);
-  if (i < n) tail(i, n - i);
-}
-
 inline Vec load_some(const float* p, int64_t n) {
   float x[kLanes] = {};
   std::memcpy(x, p, static_cast<size_t>(n) * sizeof(float));
@@ -85,60 +78,115 @@ inline void store_some(float* p, Vec x, int64_t n) {
   std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(float));
 }
 
-inline void lstm_units(Vec i, Vec f, Vec g, Vec o, Vec before, Vec* cell, Vec* out) {
-  *cell = sigmoid_of(f) * before + sigmoid_of(i) * tanh_of(g);
-  *out = sigmoid_of(o) * tanh_of(*cell);
+// Units k, k + 1, ... of a cell: as many as a vector has, or the last n.
+struct Units {
+  int64_t k, n;
+  Vec operator()(const float* p) const { return n == kLanes ? load(p + k) : load_some(p + k, n); }
+  void set(float* p, Vec x) const { n == kLanes ? store(p + k, x) : store_some(p + k, x, n); }
+};
+
+template <class F>
+inline void by_vectors(int64_t n, const F& f) {
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes) f(Units{k, kLanes});
+  if (k < n) f(Units{k, n - k});
 }
 
-void lstm(const float* gates, int64_t hidden, const float* cell_before, float* cell, float* out) {
-  const float *i = gates, *f = i + hidden, *g = f + hidden, *o = g + hidden;
-  Vec c, h;
-  by_vectors(
-      hidden,
-      [&](int64_t k) {
-        lstm_units(load(i + k), load(f + k), load(g + k), load(o + k), load(cell_before + k), &c, &h);
-        store(cell + k, c);
-        store(out + k, h);
-      },
-      [&](int64_t k, int64_t n) {
-        lstm_units(load_some(i + k, n), load_some(f + k, n), load_some(g + k, n), load_some(o + k, n),
-                   load_some(cell_before + k, n), &c, &h);
-        store_some(cell + k, c, n);
-        store_some(out + k, h, n);
-      });
+template <bool saves>
+void lstm_gates(std::conditional_t<saves, float*, const float*> i, int64_t hidden, const float* cell_before,
+                float* cell, float* out) {
+  const auto f = i + hidden, g = f + hidden, o = g + hidden;
+  by_vectors(hidden, [&](Units of) {
+    const Vec in = sigmoid_of(of(i)), keep = sigmoid_of(of(f)), added = tanh_of(of(g)),
+              shown = sigmoid_of(of(o));
+    const Vec c = keep * of(cell_before) + in * added;
+    if constexpr (saves) {
+      of.set(i, in);
+      of.set(f, keep);
+      of.set(g, added);
+      of.set(o, shown);
+    }
+    of.set(cell, c);
+    of.set(out, shown * tanh_of(c));
+  });
 }
 
-inline Vec gru_units(Vec ri, Vec zi, Vec ni, Vec rh, Vec zh, Vec nh, Vec before) {
-  const Vec candidate = tanh_of(ni + sigmoid_of(ri + rh) * nh);
-  return (before - candidate) * sigmoid_of(zi + zh) + candidate;
+void lstm_backward(const float* i, int64_t hidden, const float* cell_before, const float* cell,
+                   const float* d_out, const float* d_state, float* d_cell, float* d_i) {
+  const float *f = i + hidden, *g = f + hidden, *o = g + hidden;
+  float *d_f = d_i + hidden, *d_g = d_f + hidden, *d_o = d_g + hidden;
+  by_vectors(hidden, [&](Units of) {
+    const Vec in = of(i), keep = of(f), added = of(g), shown = of(o), c = tanh_of(of(cell));
+    const Vec d = of(d_out) + of(d_state);
+    const Vec d_c = of(d_cell) + d * shown * (1.0F - c * c);
+    of.set(d_i, d_c * added * in * (1.0F - in));
+    of.set(d_f, d_c * of(cell_before) * keep * (1.0F - keep));
+    of.set(d_g, d_c * in * (1.0F - added * added));
+    of.set(d_o, d * c * shown * (1.0F - shown));
+    of.set(d_cell, d_c * keep);
+  });
+}
+
+template <bool saves>
+inline void gru_gates(std::conditional_t<saves, float*, const float*> r, const float* rh, int64_t hidden,
+                      const float* before, [[maybe_unused]] float* of_new, float* out) {
+  const auto z = r + hidden, n = z + hidden;
+  const float *zh = rh + hidden, *nh = zh + hidden;
+  by_vectors(hidden, [&](Units of) {
+    const Vec reset = sigmoid_of(of(r) + of(rh)), keep = sigmoid_of(of(z) + of(zh)), from_hidden = of(nh);
+    const Vec candidate = tanh_of(of(n) + reset * from_hidden);
+    if constexpr (saves) {
+      of.set(r, reset);
+      of.set(z, keep);
+      of.set(n, candidate);
+      of.set(of_new, from_hidden);
+    }
+    of.set(out, (of(before) - candidate) * keep + candidate);
+  });
 }
 
 void gru(const float* of_input, const float* of_hidden, int64_t hidden, const float* before, float* out) {
-  const float *ri = of_input, *zi = ri + hidden, *ni = zi + hidden;
-  const float *rh = of_hidden, *zh = rh + hidden, *nh = zh + hidden;
-  by_vectors(
-      hidden,
-      [&](int64_t k) {
-        store(out + k, gru_units(load(ri + k), load(zi + k), load(ni + k), load(rh + k), load(zh + k),
-                                 load(nh + k), load(before + k)));
-      },
-      [&](int64_t k, int64_t n) {
-        store_some(
-            out + k,
-            gru_units(load_some(ri + k, n), load_some(zi + k, n), load_some(ni + k, n), load_some(rh + k, n),
-                      load_some(zh + k, n), load_some(nh + k, n), load_some(before + k, n)),
-            n);
-      });
+  gru_gates<false>(of_input, of_hidden, hidden, before, nullptr, out);
+}
+
+void gru_backward(const float* r, int64_t hidden, const float* before, const float* of_new,
+                  const float* d_out, float* d_state, float* d_r, float* d_hidden) {
+  const float *z = r + hidden, *n = z + hidden;
+  float *d_z = d_r + hidden, *d_n = d_z + hidden;
+  by_vectors(hidden, [&](Units of) {
+    const Vec reset = of(r), keep = of(z), candidate = of(n), d = of(d_out) + of(d_state);
+    const Vec d_candidate = d * (1.0F - keep) * (1.0F - candidate * candidate);
+    const Vec d_reset = d_candidate * of(of_new) * reset * (1.0F - reset);
+    const Vec d_keep = d * (of(before) - candidate) * keep * (1.0F - keep);
+    of.set(d_r, d_reset);
+    of.set(d_z, d_keep);
+    of.set(d_n, d_candidate);
+    of.set(d_hidden, d_reset);
+    of.set(d_hidden + hidden, d_keep);
+    of.set(d_hidden + 2 * hidden, d_candidate * reset);
+    of.set(d_state, d * keep);
+  });
 }
 
 void tanh_row(const float* gate, int64_t hidden, float* out) {
-  by_vectors(
-      hidden, [&](int64_t k) { store(out + k, tanh_of(load(gate + k))); },
-      [&](int64_t k, int64_t n) { store_some(out + k, tanh_of(load_some(gate + k, n)), n); });
+  by_vectors(hidden, [&](Units of) { of.set(out, tanh_of(of(gate))); });
+}
+
+void tanh_backward(const float* out, int64_t hidden, const float* d_out, const float* d_state,
+                   float* d_gate) {
+  by_vectors(hidden, [&](Units of) {
+    const Vec y = of(out);
+    of.set(d_gate, (of(d_out) + of(d_state)) * (1.0F - y * y));
+  });
 }
 
 void relu_row(const float* gate, int64_t hidden, float* out) {
   for (int64_t k = 0; k < hidden; ++k) out[k] = gate[k] < 0 ? 0 : gate[k];  // NaN stays
+}
+
+void relu_backward(const float* out, int64_t hidden, const float* d_out, const float* d_state,
+                   float* d_gate) {
+  for (int64_t k = 0; k < hidden; ++k) d_gate[k] = out[k] <= 0 ? 0 : d_out[k] + d_state[k];
 }
 
 // ---- the product of one row -------------------------------------------------------------------------
@@ -188,7 +236,18 @@ void product(const float* w, int64_t n, int64_t k, const float* x, const float* 
   }
 }
 
-constexpr RecurrentKernels kKernels{&lstm,   &gru, &tanh_row, &relu_row, kLanes, kBlockVectors * kLanes,
+constexpr RecurrentKernels kKernels{&lstm_gates<false>,
+                                    &gru,
+                                    &tanh_row,
+                                    &relu_row,
+                                    &lstm_gates<true>,
+                                    &gru_gates<true>,
+                                    &lstm_backward,
+                                    &gru_backward,
+                                    &tanh_backward,
+                                    &relu_backward,
+                                    kLanes,
+                                    kBlockVectors * kLanes,
                                     &product};
 
 }  // namespace

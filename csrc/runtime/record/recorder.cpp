@@ -95,7 +95,8 @@ bool Recorder::is_stable(uint32_t node_index) const {
   // An accelerator's subgraph is compiled for the shapes it is given, which fix those of its results.
   const std::string& name = node.handle->schema().name();
   if (name.rfind("aten::", 0) != 0 && name != "staticrt_accelerators::run" &&
-      name != "staticrt::tree_ensemble" && !takes_packed_weight(name))
+      name != "staticrt::tree_ensemble" && name.rfind("staticrt::recurrent_steps", 0) != 0 &&
+      !takes_packed_weight(name))
     return false;
   // Offsets of storages are not part of a signature.
   if (node.op == "aten::as_strided" || node.op == "aten::sym_storage_offset") return false;

@@ -295,3 +295,31 @@ def _rnn(
     states = [hx] if isinstance(hx, torch.Tensor) else hx  # LSTM has two
     sizes = [*x.shape[:-1], states[0].shape[-1] * (2 if bidirectional else 1)]
     return new(mode, sizes, x), *[new(mode, state.shape, state) for state in states]
+
+
+@rule(torch.ops.staticrt.recurrent_steps.default)
+def _recurrent_steps(
+    mode: Any, gates: torch.Tensor, h0: torch.Tensor, c0: Any, w_hh: Any, b_hh: Any, kind: int, reverse: bool
+) -> Any:
+    sizes = [*gates.shape[:2], h0.shape[1]]
+    saves = kind < 2  # LSTM, GRU
+    return tuple(
+        new(mode, size, gates)
+        for size in (
+            sizes,
+            h0.shape,
+            h0.shape if c0 is not None else (0,),
+            sizes if saves else (0,),
+            gates.shape if saves else (0,),
+        )
+    )
+
+
+@rule(torch.ops.staticrt.recurrent_steps_backward.default)
+def _recurrent_steps_backward(
+    mode: Any, d_out: Any, d_hn: Any, d_cn: Any, h0: Any, c0: Any, w_hh: Any, out: Any, *rest: Any
+) -> Any:
+    kind = rest[2]
+    gates = [*out.shape[:2], w_hh.shape[0]]
+    state = h0.shape if c0 is not None else (0,)
+    return tuple(new(mode, size, out) for size in (gates, gates if kind == 1 else (0,), h0.shape, state))

@@ -1,5 +1,6 @@
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cmath>
 
 #include "kernels/prepared_util.h"
@@ -111,6 +112,38 @@ TEST(recurrent_layers_are_cut_by_the_batch) {
         if (threads == 2) {
           EXPECT_EQ(run.route, "recurrent: parts of the batch");
           EXPECT(run.grids.size() == 1 && largest_share(run.grids[0], 2) < 0.7);
+        }
+      }
+    }
+  }
+}
+
+// One layer in one direction, as training runs it.
+TEST(steps_of_a_layer_and_their_gradients_equal_tensors_of_any_strides) {
+  std::mt19937 rng(4);
+  for (const int64_t kind : {0, 1, 2, 3}) {
+    for (const bool reverse : {false, true}) {
+      for (const auto& [steps, batch, hidden] :
+           std::vector<std::array<int64_t, 3>>{{1, 1, 1}, {5, 3, 19}, {9, 17, 32}, {4, 40, 33}}) {
+        const int64_t width = (kind == 0 ? 4 : kind == 1 ? 3 : 1) * hidden;
+        const auto make = [&](at::IntArrayRef sizes) { return unit(rng, sizes, at::kFloat, 0.3); };
+        const at::Tensor gates = make({steps, batch, width}), h0 = make({batch, hidden});
+        const c10::IValue c0 = kind == 0 ? c10::IValue(make({batch, hidden})) : c10::IValue();
+        const at::Tensor w = make({width, hidden});
+        const c10::IValue bias = kind == 1 ? c10::IValue(make({width})) : c10::IValue();
+        const std::string op = "staticrt::recurrent_steps";
+        const std::vector<c10::IValue> args{gates, h0, c0, w, bias, kind, reverse};
+        const auto made = run_eager(op, args);
+        const at::Tensor d_out = make({batch, steps, 2 * hidden}).transpose(0, 1).narrow(2, hidden, hidden);
+        const std::vector<c10::IValue> of_backward{
+            d_out,  make({batch, hidden}), make({batch, hidden}), h0, c0, w, made[0], made[3], made[4], kind,
+            reverse};
+        for (const int threads : {1, 2, 3}) {
+          const Threads set(threads);
+          RunOptions options;
+          options.num_threads = threads;
+          expect_prepared(op, args, options, true);
+          expect_prepared("staticrt::recurrent_steps_backward", of_backward, options, true);
         }
       }
     }
