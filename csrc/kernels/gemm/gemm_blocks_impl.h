@@ -20,9 +20,9 @@ constexpr int kLanes = STATICRT_LANES;
 constexpr int kRows = STATICRT_GEMM_ROWS;
 constexpr int kVectors = 2;  // of a panel
 constexpr int64_t kWidth = kLanes * kVectors;
-constexpr int64_t kChunkK = 1024;           // a panel of it stays in the L2 cache
-constexpr int64_t kChunkRows = 192;         // rows of A of it stay in the L2 cache
-constexpr int64_t kCachedFloats = 1 << 18;  // half of a common L2 cache
+constexpr int64_t kChunkK = 1024;                                  // a panel of it stays in the L2 cache
+constexpr int64_t kChunkRows = (192 + kRows - 1) / kRows * kRows;  // rows of A of it stay in the L2 cache
+constexpr int64_t kCachedFloats = 1 << 18;                         // half of a common L2 cache
 
 using simd::load;
 using simd::store;
@@ -105,6 +105,8 @@ void block(const Block& g) {
   }
   for (int64_t s = 0; s < g.num_segments; ++s) {
     const float* a = g.a + g.segments[s];
+    // Instructions of the loop itself take issue slots, which another thread of the core competes for.
+#pragma GCC unroll 4
     for (int64_t k = 0; k < g.k; ++k, ++a, b += g.b_row, next += g.upcoming.step) {
       __builtin_prefetch(next, 0, 2);
       Vec x[kCount];
@@ -133,28 +135,39 @@ void block(const Block& g) {
     }
     return store_columns(g, sums[0], rows, kCount);
   }
+  float* const c = g.c;  // copies: a store may change what g points to
+  const int64_t c_row = g.c_row;
+  const bool accumulate = g.accumulate;
   if (finishes) {
+    const FinishArgs f = g.finish;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
-      const Finishing finish(g.finish, v * kLanes, [](const float* p) { return simd::load(p); });
+      const Finishing finish(f, v * kLanes, [](const float* p) { return simd::load(p); });
       const Vec bias = g.bias ? load(g.bias + v * kLanes) : -Vec{};
+      if (only_clamps(f)) {
+#pragma GCC unroll 14
+        for (int r = 0; r < rows; ++r) store(c + r * c_row + v * kLanes, finish.clamped(sum[r][v] + bias));
+        continue;
+      }
 #pragma GCC unroll 14
       for (int r = 0; r < rows; ++r) {
-        const int64_t at = r * g.c_row + v * kLanes;
-        store(g.c + at, finish(sum[r][v] + bias, at));
+        const int64_t at = r * c_row + v * kLanes;
+        store(c + at, finish(sum[r][v] + bias, at));
       }
     }
     return;
   }
+  Vec bias[kCount];
+#pragma GCC unroll 8
+  for (int v = 0; v < kCount; ++v) bias[v] = g.bias ? load(g.bias + v * kLanes) : -Vec{};
 #pragma GCC unroll 14
   for (int r = 0; r < rows; ++r) {
-    float* c = g.c + r * g.c_row;
 #pragma GCC unroll 8
     for (int v = 0; v < kCount; ++v) {
+      float* to = c + r * c_row + v * kLanes;
       Vec y = sum[r][v];
-      if (g.accumulate) y += load(c + v * kLanes);
-      if (g.bias) y += load(g.bias + v * kLanes);
-      store(c + v * kLanes, y);
+      if (accumulate) y += load(to);
+      store(to, y + bias[v]);
     }
   }
 }

@@ -9,6 +9,10 @@
 namespace staticrt {
 namespace {
 
+inline bool only_clamps(const FinishArgs& f) {
+  return !f.scale && !f.shift && !f.residual;
+}
+
 // Finishes vectors of the columns from n on; load(p) reads one. A step that is left out computes with numbers
 // that change no element, which costs less than a branch.
 template <class Load>
@@ -26,8 +30,9 @@ class Finishing {
   simd::Vec operator()(simd::Vec y, int64_t at) const {
     y = y * scale_ + shift_;
     if (residual_) y += load_(residual_ + at);
-    return simd::at_most(simd::at_least(y, low_), high_);
+    return clamped(y);
   }
+  simd::Vec clamped(simd::Vec y) const { return simd::at_most(simd::at_least(y, low_), high_); }
 
  private:
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
