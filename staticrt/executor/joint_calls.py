@@ -354,7 +354,7 @@ class JointCalls:
         from staticrt.frontend.tracing.tracer import current_tracer
         from staticrt.shapes.size_env import NeedsShapeEnv
         from staticrt.training.checkpoints import checkpoints
-        from staticrt.training.decompositions import eager_operators, recurrent_networks
+        from staticrt.training.decomposed.decompositions import eager_operators, recurrent_networks
         from staticrt.training.joint_program import build_joint
 
         try:

@@ -21,7 +21,7 @@ from torch._library.custom_ops import CustomOpDef
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import NO_GRAD
 from staticrt.passes.effects import may_keep_arguments
-from staticrt.training import recurrent
+from staticrt.training.decomposed import recurrent
 
 aten = torch.ops.aten
 _HOME = "torch._library.autograd"

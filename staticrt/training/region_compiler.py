@@ -22,7 +22,7 @@ from staticrt.ops import draws
 from staticrt.options import Options
 from staticrt.training.cast_backward import CastBackward
 from staticrt.training.copied import copied
-from staticrt.training.decompositions import recurrent_networks
+from staticrt.training.decomposed.decompositions import recurrent_networks
 from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import inference_result, view_without_history
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node

@@ -33,7 +33,7 @@ from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
 from staticrt.training.assigned_weights import AssignedWeights
 from staticrt.training.checkpoints import checkpoints, recompute_parts
-from staticrt.training.decompositions import eager_operators, recurrent_networks
+from staticrt.training.decomposed.decompositions import eager_operators, recurrent_networks
 from staticrt.training.grad_copies import remove_copies_of_gradients
 from staticrt.training.layouts import has_misplaced_batch_norm
 from staticrt.training.optim import NotReady, Recordable

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from staticrt.training.recurrent import whole_layer
+from staticrt.training.decomposed.recurrent import whole_layer
 
 
 class _Thread(threading.local):

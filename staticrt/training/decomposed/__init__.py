@@ -1,0 +1,1 @@
+"""What is recorded in place of what torch decomposes operators into."""
