@@ -3,6 +3,7 @@
 import copy
 import gc
 
+import pytest
 import torch
 
 import staticrt
@@ -154,6 +155,31 @@ def test_former_arenas_give_way_to_a_larger_one(sim):
     finally:
         sim.set_other_bytes(0)
     run(2048)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("plan_graphs", [False, True])
+def test_arenas_of_other_streams_give_way(sim, plan_graphs):
+    """A frame has one for each stream that it ran on, and uses one at a time."""
+
+    def model(x):
+        return (x[:, None] * x[None, :]).tanh().sum(0)
+
+    compiled = staticrt.compile(model, plan_graphs=plan_graphs)
+    x = torch.randn(2048)
+    for _ in range(2):
+        check(compiled, model, x)
+    staticrt.memory.empty_cache(device=SIM)
+    streams = [torch.Stream(SIM) for _ in range(3)]
+    # Two more arenas would not fit.
+    sim.set_other_bytes(sim.total_bytes - sim.used_bytes - arena_bytes(compiled) * 3 // 2)
+    try:
+        for _ in range(3):
+            for stream in streams:
+                with stream:
+                    check(compiled, model, x)
+    finally:
+        sim.set_other_bytes(0)
 
 
 @torch.no_grad()

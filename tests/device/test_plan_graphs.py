@@ -205,6 +205,49 @@ def test_a_buffer_that_moves_in_every_call_ends_the_captures():
 
 
 @torch.no_grad()
+def test_a_buffer_that_stays_again_is_captured_again():
+    there, twin = pair(Stateful())
+    compiled = staticrt.compile(there, plan_graphs=True)
+    x = torch.randn(2, 8).to(SIM)
+    for _ in range(40):
+        there.total.data = there.total.data.clone()
+        compiled(x)
+    launches = graphs_of(compiled)[1]
+    for _ in range(270):
+        compiled(x)
+    assert graphs_of(compiled)[1] > launches + 5
+    twin.total.copy_(there.total)
+    check(compiled, twin, torch.randn(2, 8))
+
+
+@torch.no_grad()
+def test_more_streams_than_a_frame_has_graphs_of(order):
+    """In turn: four have graphs, and the others leave them theirs. Later other four have them."""
+    there, twin = pair(MODELS["perceptron"][0])
+    compiled = staticrt.compile(there, plan_graphs=True)
+
+    def run(count, rounds):
+        captures, launches, _ = graphs_of(compiled)
+        streams = [torch.Stream(SIM) for _ in range(count)]
+        torch.accelerator.synchronize(0)
+        for _ in range(rounds):
+            for stream in streams:
+                with stream:
+                    check(compiled, twin, torch.randn(4, 8))
+        torch.accelerator.synchronize(0)
+        return graphs_of(compiled)[0] - captures, graphs_of(compiled)[1] - launches
+
+    captures, launches = run(6, rounds=20)
+    assert captures == 4
+    assert launches >= 4 * 18
+    captures, launches = run(4, rounds=10)
+    assert captures == 4
+    assert launches >= 20
+    captures, _ = run(40, rounds=3)
+    assert captures < 12
+
+
+@torch.no_grad()
 def test_each_stream_has_its_graph(order):
     there, twin = pair(MODELS["attention"][0])
     compiled = staticrt.compile(there, plan_graphs=True)

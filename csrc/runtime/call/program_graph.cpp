@@ -12,6 +12,10 @@
 
 namespace staticrt {
 
+constexpr uint64_t kMostRunsElsewhere = 1024;  // doubled up to here where a place was taken in vain
+constexpr int kRunsOfRest = 256;               // without graphs, of a program that has used up its credit
+constexpr int kCreditOfRested = 3;             // with which it tries again
+
 static bool acts_outside(const Node& node) {
   return node.has_effects && node.written_args.empty();
 }
@@ -288,23 +292,31 @@ bool ProgramGraphs::shares_written_memory(std::span<const InputView> inputs) con
   return false;
 }
 
-ProgramGraphs::OnStream& ProgramGraphs::on_current_stream(const DeviceMemory& memory) {
+ProgramGraphs::OnStream* ProgramGraphs::on_current_stream(const DeviceMemory& memory) {
   const c10::StreamId stream = memory.current_stream();
+  ++uses_;
   auto found = std::ranges::find_if(
       streams_, [&](const OnStream& each) { return each.memory == &memory && each.stream == stream; });
   if (found == streams_.end()) {
-    if (streams_.size() >= tuning::kMostStreams) streams_.pop_back();
+    if (streams_.size() >= tuning::kMostStreams) {
+      const OnStream& oldest = streams_.back();
+      if (uses_ - oldest.last_use < runs_elsewhere_) return nullptr;
+      runs_elsewhere_ = oldest.launches >= kFewestRunsElsewhere
+                            ? kFewestRunsElsewhere
+                            : std::min(2 * runs_elsewhere_, kMostRunsElsewhere);
+      streams_.pop_back();
+    }
     found = streams_.insert(streams_.begin(),
-                            OnStream{&memory, stream, std::make_unique<GraphPlace>(memory), {}});
+                            OnStream{&memory, stream, 0, 0, std::make_unique<GraphPlace>(memory), {}});
   }
+  found->last_use = uses_;
   std::rotate(streams_.begin(), found, found + 1);
-  return streams_.front();
+  return &streams_.front();
 }
 
-ProgramGraphs::Graph& ProgramGraphs::graph_for(const std::shared_ptr<const PreparedProgram>& prepared,
-                                               const DeviceMemory& memory, std::span<const InputView> inputs,
-                                               Arenas& arenas) {
-  OnStream& here = on_current_stream(memory);
+ProgramGraphs::Graph& ProgramGraphs::graph_for(OnStream& here,
+                                               const std::shared_ptr<const PreparedProgram>& prepared,
+                                               std::span<const InputView> inputs, Arenas& arenas) {
   auto found = std::ranges::find_if(here.graphs,
                                     [&](const auto& graph) { return &graph->prepared() == prepared.get(); });
   if (found != here.graphs.end() && !(*found)->fits(inputs)) {
@@ -313,7 +325,7 @@ ProgramGraphs::Graph& ProgramGraphs::graph_for(const std::shared_ptr<const Prepa
   }
   if (found == here.graphs.end()) {
     prepared->graph_notes().note([](Report& report) { report.credit -= tuning::kCaptureCost; });
-    auto graph = std::make_unique<Graph>(*here.place, memory, prepared, stay_, inputs, arenas);
+    auto graph = std::make_unique<Graph>(*here.place, *here.memory, prepared, stay_, inputs, arenas);
     prepared->graph_notes().note([](Report& report) { ++report.captures; });
     if (here.graphs.size() >= tuning::kMostProgramGraphs) here.graphs.pop_back();
     found = here.graphs.insert(here.graphs.begin(), std::move(graph));
@@ -329,7 +341,8 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
   const DeviceMemory* memory = nullptr;
   notes.note([&](Report& report) {
     if (!report.is_examined) examine(*prepared, report);
-    memory = report.memory;
+    if (report.credit < 0 && ++report.credit == 0) report.credit = kCreditOfRested;
+    if (report.credit > 0) memory = report.memory;
   });
   if (memory == nullptr) return false;
   if (shares_written_memory(inputs)) {
@@ -338,13 +351,19 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
   }
   try {
     const c10::InferenceMode normal(false);  // a graph's buffers serve calls in any mode
-    graph_for(prepared, *memory, inputs, arenas).launch(inputs, outputs);
+    OnStream* here = on_current_stream(*memory);
+    if (here == nullptr) {
+      notes.note([](Report& report) { report.why_not = "other streams, used as often, have the graphs"; });
+      return false;
+    }
+    graph_for(*here, prepared, inputs, arenas).launch(inputs, outputs);
+    ++here->launches;
     notes.note([](Report& report) {
       ++report.launches;
       report.credit = std::min(report.credit + 1, tuning::kGraphCredit);
       report.why_not.clear();
       if (report.credit > 0) return;
-      report.memory = nullptr;
+      report.credit = -kRunsOfRest;
       report.why_not = "the addresses of weights, or of tensors that it writes, change in every call";
     });
   } catch (const std::exception& error) {
@@ -355,7 +374,7 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
     notes.note([&](Report& report) {
       report.why_not = of_torch ? of_torch->what_without_backtrace() : error.what();
       report.credit -= tuning::kFailedCaptureCost;
-      if (report.credit <= 0) report.memory = nullptr;
+      if (report.credit <= 0) report.credit = -kRunsOfRest;
     });
     return false;
   }

@@ -10,6 +10,10 @@
 //
 //   A launch must do what the steps do; GraphNotes say what prevents that. A run that cannot be a launch, or
 //   whose launch the driver refuses, runs the steps.
+//
+//   A capture costs what several launches save. A program that is captured in most of its runs therefore runs
+//   its steps for a while before it is captured again. Where more streams are used in turn than a frame keeps
+//   graphs of, the others run the steps: one takes the place of a stream only once that is no longer used.
 #pragma once
 
 #include <functional>
@@ -21,6 +25,9 @@
 #include "runtime/execution_plan/prepared.h"
 
 namespace staticrt {
+
+// Runs on other streams before a new one gets the graphs' place of a stream.
+inline constexpr uint64_t kFewestRunsElsewhere = 16;
 
 // Whether it, or a body of it, draws random numbers; operators with effects that may do so count as well.
 bool draws_random(const Node& node);
@@ -44,17 +51,21 @@ class ProgramGraphs {
   struct OnStream {
     const DeviceMemory* memory;
     c10::StreamId stream;
+    uint64_t last_use = 0, launches = 0;
     std::unique_ptr<GraphPlace> place;           // goes after them
     std::vector<std::unique_ptr<Graph>> graphs;  // the one used last comes first
   };
   // The graph for these inputs, captured now if need be.
-  Graph& graph_for(const std::shared_ptr<const PreparedProgram>& prepared, const DeviceMemory& memory,
+  Graph& graph_for(OnStream& here, const std::shared_ptr<const PreparedProgram>& prepared,
                    std::span<const InputView> inputs, Arenas& arenas);
-  OnStream& on_current_stream(const DeviceMemory& memory);
+  // Null where other streams have all places.
+  OnStream* on_current_stream(const DeviceMemory& memory);
   bool shares_written_memory(std::span<const InputView> inputs) const;
 
-  const std::vector<ValueId> stay_, written_;  // ascending
-  std::vector<OnStream> streams_;              // the one used last comes first
+  const std::vector<ValueId> stay_, written_;       // ascending
+  std::vector<OnStream> streams_;                   // the one used last comes first
+  uint64_t uses_ = 0;                               // runs so far
+  uint64_t runs_elsewhere_ = kFewestRunsElsewhere;  // after which a stream counts as no longer used
 };
 
 }  // namespace staticrt

@@ -1,20 +1,30 @@
 #include "runtime/execution_plan/arenas.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "common/tuning.h"
 
 namespace staticrt {
 
+// Whether graphs use its bytes.
+static bool is_captured(const Arena& arena) {
+  return arena.place.use_count() > 1 ||
+         std::ranges::any_of(arena.formers, [](const auto& former) { return !former.expired(); });
+}
+
 Arena& Arenas::make(const DeviceMemory& memory, c10::StreamId stream) {
   const auto is_here = [&](const Arena& arena) { return arena.memory == &memory; };
   if (static_cast<size_t>(std::ranges::count_if(arenas_, is_here)) >= tuning::kMostStreams) {
-    const auto oldest = std::ranges::min_element(
-        arenas_, {}, [&](const Arena& arena) { return std::pair(!is_here(arena), arena.last_use); });
-    keep_formers(*oldest, 0);
-    give_back(*oldest);
-    arenas_.erase(oldest);
+    const auto oldest = std::ranges::min_element(arenas_, {}, [&](const Arena& arena) {
+      return std::tuple(!is_here(arena), is_captured(arena), arena.last_use);
+    });
+    if (!is_captured(*oldest)) {
+      give_back(*oldest);
+      arenas_.erase(oldest);
+    }
   }
   Arena& made = arenas_.emplace_back();
   made.memory = &memory;
@@ -22,6 +32,13 @@ Arena& Arenas::make(const DeviceMemory& memory, c10::StreamId stream) {
   made.last_use = ++uses_;
   made.generation = ++generations_;
   return made;
+}
+
+static std::vector<Arena*> with_bytes_beside(std::vector<Arena>& arenas, const Arena& beside) {
+  std::vector<Arena*> others;
+  for (Arena& arena : arenas)
+    if (&arena != &beside && arena.memory == beside.memory && arena.size_bytes > 0) others.push_back(&arena);
+  return others;
 }
 
 void Arenas::grow(Arena& arena, int64_t size_bytes) {
@@ -42,7 +59,17 @@ void Arenas::grow(Arena& arena, int64_t size_bytes) {
     }
   }
   leave(arena);
-  arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
+  try {
+    arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
+  } catch (const c10::OutOfMemoryError&) {  // those of other streams may be enough
+    const std::vector<Arena*> others = with_bytes_beside(arenas_, arena);
+    if (others.empty()) throw;
+    for (Arena* other : others) {
+      keep_formers(*other, 0);
+      give_back(*other);
+    }
+    arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
+  }
 }
 
 // Work that was captured there may not run again.
