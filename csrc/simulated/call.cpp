@@ -138,6 +138,18 @@ at::Tensor CpuTensors::at(const TensorPlace& place) {
   return over(std::move(storage), c10::DispatchKey::CPU, place);
 }
 
+void CpuTensors::copy_storage(const TensorPlace& place) {
+  const auto known =
+      std::ranges::find(storages_, place.storage, &std::pair<alloc::Addr, c10::Storage>::first);
+  if (known != storages_.end() && place.storage != 0) return;
+  c10::Storage copy(c10::Storage::use_byte_size_t(), place.storage_bytes, c10::GetAllocator(c10::kCPU),
+                    /*resizable=*/true);
+  if (place.storage != 0)
+    std::memcpy(copy.mutable_data(), reinterpret_cast<void*>(driver_.kernel_address(place.storage)),
+                place.storage_bytes);
+  storages_.emplace_back(place.storage, std::move(copy));
+}
+
 Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : op_(op) {
   const auto& arguments = op.schema().arguments();
   const size_t first = stack.size() - arguments.size();
@@ -269,12 +281,15 @@ torch::jit::Stack Call::on_meta() const {
   return stack;
 }
 
-torch::jit::Stack Call::on_cpu(bool fresh_outputs) const {
+torch::jit::Stack Call::on_cpu(Outs outs) const {
   CpuTensors tensors(device().driver());
+  for (const TensorArgument& argument : tensors_)
+    if (argument.out && argument.place && outs == Outs::kCopied) tensors.copy_storage(*argument.place);
   const auto make = [&](const TensorArgument& argument) -> at::Tensor {
     if (argument.host.defined()) return argument.host;
     if (!argument.place) return {};
-    if (fresh_outputs && argument.out) return at::detail::empty_cpu({0}, argument.place->dtype);
+    if (argument.out && (outs == Outs::kEmpty || argument.place->storage == 0))
+      return at::detail::empty_cpu({0}, argument.place->dtype);
     return tensors.at(*argument.place);
   };
   torch::jit::Stack stack = stack_of(values_, tensors_, schema(), make);

@@ -68,9 +68,11 @@ class Call {
 
   // Arguments on meta tensors, whose storages are shared as the originals' are. Devices are meta.
   torch::jit::Stack on_meta() const;
-  // Arguments on CPU tensors over the kernels' addresses; out arguments without sizes are new tensors if
-  // `fresh_outputs`. Devices are the CPU, the generator a CPU generator of the seed taken at construction.
-  torch::jit::Stack on_cpu(bool fresh_outputs) const;
+  // Arguments on CPU tensors over the kernels' addresses, but for outs, which the operator may resize: empty
+  // ones, or over copies of their storages, so that it sees what they share with other arguments. Devices are
+  // the CPU, the generator a CPU generator of the seed taken at construction.
+  enum class Outs { kEmpty, kCopied };
+  torch::jit::Stack on_cpu(Outs outs) const;
   // Arguments on CPU tensors of zeros, laid out as the originals.
   torch::jit::Stack on_zeros() const;
   // It draws random numbers.
@@ -102,6 +104,8 @@ class CpuTensors {
  public:
   explicit CpuTensors(const alloc::SimDriver& driver) : driver_(driver) {}
   at::Tensor at(const TensorPlace& place);
+  // Later tensors of its storage lie in a copy, which is resizable.
+  void copy_storage(const TensorPlace& place);
 
  private:
   const alloc::SimDriver& driver_;

@@ -109,14 +109,17 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   const std::vector<Use> uses = uses_of(call);
   enqueue(device, call.base_name(), [] {}, uses);  // so that its reads and writes are checked
   wait_for(device, stream, call.base_name());
-  torch::jit::Stack arguments = call.on_cpu(/*fresh_outputs=*/true);
+  torch::jit::Stack arguments = call.on_cpu(Call::Outs::kCopied);
   torch::jit::Stack computed = arguments;
   ThreadState::now().run([&] { call.call_on_cpu(computed); });
   std::vector<std::pair<TensorPlace, at::Tensor>> outs;
   for (const TensorArgument& argument : call.tensors()) {
-    if (!argument.out || !argument.place) continue;
+    if (!argument.written || !argument.place) continue;
     const at::Tensor out = Call::given(given, first, argument);
     const at::Tensor value = Call::given(arguments, 0, argument);
+    const bool is_in_place =
+        value.const_data_ptr() == CpuTensors(device.driver()).at(*argument.place).const_data_ptr();
+    if (is_in_place && !argument.out) continue;
     if (out.sizes() != value.sizes()) resize(out, value.sizes(), value.strides());
     outs.emplace_back(TensorPlace(out), value);
   }
@@ -154,7 +157,7 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     for (const MadeOutput& output : made.outputs) uses.push_back({output.place, true});
     const auto run = [outputs = std::move(made.outputs)](const Call& now) {
       // Some kernels resize their outs for what comes between, as those of losses do.
-      const torch::jit::Stack arguments = now.on_cpu(/*fresh_outputs=*/true);
+      const torch::jit::Stack arguments = now.on_cpu(Call::Outs::kEmpty);
       torch::jit::Stack computed = arguments;
       now.call_on_cpu(computed);
       for (const TensorArgument& argument : now.tensors()) {

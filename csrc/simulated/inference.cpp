@@ -83,15 +83,40 @@ bool must_probe(const Call& call) {
       "aten::roll",
   };
   if (names.count(call.name()) > 0) return true;
-  bool permuted = false;
-  // Rules in Python give the outs that they resize contiguous strides.
-  bool sizes_out = false;
-  for (const TensorArgument& argument : call.tensors()) {
-    if (!argument.place) continue;
-    permuted |= !argument.out && !argument.place->contiguous;
-    sizes_out |= argument.out && argument.place->sizes == c10::SmallVector<int64_t, 5>{0};
+  return names_if_permuted.count(call.base_name()) > 0 &&
+         std::ranges::any_of(call.tensors(), [](const TensorArgument& argument) {
+           return argument.place && !argument.out && !argument.place->contiguous;
+         });
+}
+
+// Whether an out shares bytes with itself or, other than as the very same tensor, with an argument: most
+// operators refuse that on the CPU, but not in all rules.
+bool outs_overlap(const Call& call) {
+  const auto is_written_twice = [](const TensorPlace& place) {
+    for (size_t dim = 0; dim < place.sizes.size(); ++dim)
+      if (place.sizes[dim] > 1 && place.strides[dim] == 0) return true;
+    return false;
+  };
+  const auto bytes = [](const TensorPlace& place) {
+    int64_t last = place.offset;
+    for (size_t dim = 0; dim < place.sizes.size(); ++dim) last += (place.sizes[dim] - 1) * place.strides[dim];
+    const auto itemsize = static_cast<int64_t>(c10::elementSize(place.dtype));
+    return std::pair(place.offset * itemsize, (last + 1) * itemsize);
+  };
+  for (const TensorArgument& out : call.tensors()) {
+    if (!out.out || !out.place || out.place->storage == 0) continue;
+    if (is_written_twice(*out.place)) return true;
+    const auto [begin, end] = bytes(*out.place);
+    for (const TensorArgument& other : call.tensors()) {
+      if (&other == &out || !other.place || other.place->storage != out.place->storage) continue;
+      const auto [other_begin, other_end] = bytes(*other.place);
+      const bool is_same = !other.out && other_begin == begin && other.place->dtype == out.place->dtype &&
+                           other.place->sizes == out.place->sizes &&
+                           other.place->strides == out.place->strides;
+      if (!is_same && begin < other_end && other_begin < end) return true;
+    }
   }
-  return permuted && (sizes_out || names_if_permuted.count(call.base_name()) > 0);
+  return false;
 }
 
 // The argument that a result aliases and writes, by the schema's alias sets.
@@ -143,26 +168,29 @@ std::vector<Inference::Resized> resized_of(const Call& call, const torch::jit::S
 std::shared_ptr<const Inference> ask(const Call& call) {
   TORCH_CHECK_NOT_IMPLEMENTED(call.runs_on_cpu(), call.name(),
                               " has no kernel for the CPU, whose kernels sim runs");
-  if (must_wait(call.op())) return nullptr;
-  const bool probe = must_probe(call);
-  if (probe && sizes_depend_on_values(call.op())) return nullptr;
-  if (!probe && !call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
-    // Without results and outs nothing has to be known before it runs.
-    if (!call.schema().returns().empty() || !call.only_updates()) return nullptr;
-    return std::make_shared<const Inference>();
-  }
-  const torch::jit::Stack arguments = probe ? call.on_zeros() : call.on_meta();
-  torch::jit::Stack results = arguments;
-  {
+  if (must_wait(call.op()) || outs_overlap(call)) return nullptr;
+  const auto answer_on = [&](const torch::jit::Stack& arguments) -> std::shared_ptr<const Inference> {
+    torch::jit::Stack results = arguments;
     const c10::impl::ExcludeDispatchKeyGuard below(keys_above_devices());
     try {
       call.call(results);
     } catch (const std::exception&) {
       return nullptr;  // no rule, or a mistake in the arguments: then the operator itself says which
     }
+    return std::make_shared<const Inference>(
+        Inference{results_of(call, arguments, results), resized_of(call, arguments)});
+  };
+  if (!must_probe(call)) {
+    if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+      // Without results and outs nothing has to be known before it runs.
+      if (!call.schema().returns().empty() || !call.only_updates()) return nullptr;
+      return std::make_shared<const Inference>();
+    }
+    auto answer = answer_on(call.on_meta());
+    // Rules in Python give the outs that they resize contiguous strides.
+    if (!answer || answer->resized.empty() || call.draws()) return answer;
   }
-  Inference inference{results_of(call, arguments, results), resized_of(call, arguments)};
-  return std::make_shared<const Inference>(std::move(inference));
+  return sizes_depend_on_values(call.op()) ? nullptr : answer_on(call.on_zeros());
 }
 
 constexpr size_t kMaxWords = 1 << 18;  // 2 MiB of keys
