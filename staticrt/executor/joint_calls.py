@@ -383,7 +383,7 @@ class JointCalls:
         return CachedTrace(alone, executable, request.snapshot.guard(), constant_ints(call, request))
 
     def _is_full(self) -> bool:
-        return self._made >= self._options.max_traces
+        return bool(self._made >= self._options.max_traces)
 
     def _refuse_options(self, state: CallState) -> None:
         options = self._options

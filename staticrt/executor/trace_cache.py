@@ -204,7 +204,7 @@ class TraceCache:
         return Outcome.TRACED
 
     def _is_full(self) -> bool:
-        return len(self.kept) + self._num_forgotten >= self._options.max_traces
+        return bool(len(self.kept) + self._num_forgotten >= self._options.max_traces)
 
     def _forgotten(self, state: CallState) -> None:
         """Drop traces of objects that are gone, because they serve no further call."""
