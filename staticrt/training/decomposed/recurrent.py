@@ -101,7 +101,7 @@ def gradients(ctx: Any, d_out: Any, d_hn: Any, d_cn: Any, *_of_saved: Any) -> tu
         d_gates,
         d_h0,
         None if c0 is None else d_c0,
-        d.t() @ before.flatten(0, 1),
+        d.t().mm(before.flatten(0, 1)),
         None if bias is None else d.sum(0),
         None,
         None,

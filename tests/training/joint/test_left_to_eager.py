@@ -286,3 +286,32 @@ def test_rows_of_one_mask_are_served_by_the_trace():
         torch.testing.assert_close(ours, layer.weight.grad)
     assert not compiled.explain().eager
     assert [trace.calls for trace in compiled.explain().traces] == [3]
+
+
+@pytest.mark.parametrize("way", ["compile", "step"])
+def test_a_transform_of_torch_func_in_the_model_is_named(way):
+    layer = nn.Linear(3, 3)
+
+    class Jacobian(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return torch.func.jacrev(lambda t: self.layer(t).sin())(x)
+
+    model = Jacobian()
+
+    def step(run, x):
+        layer.zero_grad()
+        run(x).square().sum().backward()
+        return layer.weight.grad.clone()
+
+    x = torch.randn(3)
+    want = step(model, x)
+    run = staticrt.compile(model) if way == "compile" else staticrt.compile_step(lambda x: step(model, x))
+    for _ in range(2):
+        torch.testing.assert_close(step(run, x) if way == "compile" else run(x), want)
+    told = str(run.explain())
+    assert "the model calls a transform of torch.func, which is not recorded with gradients" in told
+    assert "INTERNAL ASSERT" not in told
