@@ -290,7 +290,8 @@ def failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, CannotTrace):
         return error.reason, error.where
     text = str(error).strip().split("\n")[0]
-    if "PythonDispatcher dispatch key" in text:  # torch's, for a level between an operator and the tracer's dispatcher
+    # Torch's error where a transform's level lies between an operator and the tracer's dispatcher.
+    if "PythonDispatcher dispatch key" in text:
         text = "the model calls a transform of torch.func, which is not recorded with gradients"
         return text, exception_line(error)
     return f"{type(error).__name__}: {text}"[:300], exception_line(error)
