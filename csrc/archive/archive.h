@@ -49,7 +49,7 @@ struct ArchiveOptions {
   std::vector<std::string> allow_operators;  // see operator_refusal
 };
 
-// Immutable but for the bytes of its tensors; shared by threads.
+// Immutable, except the bytes of its tensors; shared by threads.
 class Archive {
  public:
   // where: the path, for messages. Throws ArchiveError.

@@ -45,7 +45,7 @@ void close_opened(void* context) {
 at::Tensor open_bytes(const std::shared_ptr<MemoryDevice>& device, const SharedBlock& block, Bytes begin,
                       Bytes size, uint64_t stream, at::Device where) {
   SRT_CHECK(begin <= block.size && size <= block.size - begin, "a shared block of ", block.size,
-            " bytes has no ", size, " bytes from byte ", begin, " on");
+            " bytes cannot give ", size, " bytes from byte ", begin, " on");
   auto opened = std::make_unique<Opened>(Opened{device->allocator, kNullAddr});
   called([&] { return opened->allocator->imports().open(block, StreamId{stream}, &opened->address); });
   void* bytes = reinterpret_cast<void*>(opened->address + begin);

@@ -44,7 +44,8 @@ uint16_t number_of(PyObject* value) {
 }
 
 void add_python_flag(const std::string& name, std::vector<py::dict> scopes, py::str variable) {
-  SRT_CHECK(table().size() < PythonFlags().size(), "PythonFlags has no place for ", name);
+  SRT_CHECK(table().size() < PythonFlags().size(), "cannot guard ", name, ": all ", PythonFlags().size(),
+            " places of PythonFlags are taken; enlarge it in python_flags.h");
   PyObject* interned = variable.release().ptr();
   PyUnicode_InternInPlace(&interned);
   table().push_back({name, std::move(scopes), py::reinterpret_steal<py::str>(interned)});
@@ -52,7 +53,8 @@ void add_python_flag(const std::string& name, std::vector<py::dict> scopes, py::
 
 ProcessState to_state(const std::string& bytes) {
   ProcessState state;
-  SRT_CHECK(bytes.size() >= sizeof(state), "a process state has at least ", sizeof(state), " bytes");
+  SRT_CHECK(bytes.size() >= sizeof(state), "expected a process state of at least ", sizeof(state),
+            " bytes, got ", bytes.size());
   std::memcpy(state.data(), bytes.data(), sizeof(state));
   return state;
 }

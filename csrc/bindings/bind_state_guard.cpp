@@ -46,7 +46,7 @@ struct Link {
 Link* link_of(const py::handle& object) {
   const PyTypeObject* type = Py_TYPE(object.ptr());
   if (std::string_view(type->tp_name) != "functools._lru_list_elem" || type->tp_basicsize != sizeof(Link)) {
-    throw py::type_error("no entry of functools.lru_cache");
+    throw py::type_error("expected an entry of a functools.lru_cache");
   }
   return reinterpret_cast<Link*>(object.ptr());
 }
@@ -58,7 +58,7 @@ py::object result_of_link(const py::handle& link) {
 // Takes an entry out of a bounded cache: of its dict and of its order of calls.
 void take_out_of_cache(const py::handle& cache, const py::dict& table, const py::handle& key) {
   if (std::string_view(Py_TYPE(cache.ptr())->tp_name) != "functools._lru_cache_wrapper") {
-    throw py::type_error("no functools.lru_cache");
+    throw py::type_error("expected a function of functools.lru_cache");
   }
   if (!table.contains(key)) return;
   link_of(table[key]);  // raises while nothing is changed

@@ -28,7 +28,7 @@ struct Liveness {
   std::vector<bool> may_be_kept;
 };
 
-// O(values + operands) but for the inverse Ackermann function of the union-find.
+// O(values + operands), times the inverse Ackermann function of the union-find.
 Liveness compute_liveness(const Program& program);
 
 }  // namespace staticrt

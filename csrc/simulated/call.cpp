@@ -319,7 +319,7 @@ void Call::call(torch::jit::Stack& stack) const {
     op_.callBoxed(stack);
     return;
   }
-  // Their arguments are those of the replacement, but for the sizes of a bias, fourth in the backward.
+  // They take the arguments of the replacement and, fourth in the backward, the sizes of a bias.
   if (other->schema().arguments().size() > schema().arguments().size()) {
     const auto& mask = stack.back().toBoolList();
     const at::Tensor gradient = stack[0].toTensor();

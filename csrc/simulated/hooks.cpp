@@ -34,7 +34,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     for (int index = 0; index < device_count(); ++index)
       if (device_at(index).driver().owns(reinterpret_cast<alloc::Addr>(pointer)))
         return device_at(index).device();
-    TORCH_CHECK(false, pointer, " is an address of no simulated device");
+    TORCH_CHECK(false, "no simulated device owns the address ", pointer);
   }
   bool isPinnedPtr(const void*) const override { return false; }
   c10::Allocator* getPinnedMemoryAllocator() const override {

@@ -13,13 +13,6 @@
 #include "kernels/prepared_util.h"
 #include "test.h"
 
-namespace staticrt::test {
-std::vector<Case>& cases() {
-  static std::vector<Case> all;
-  return all;
-}
-}  // namespace staticrt::test
-
 namespace {
 
 using namespace staticrt;

@@ -146,8 +146,8 @@ def test_misses_between_calls_do_not_lead_to_a_walk_over_all_entries(monkeypatch
 
 
 def test_only_a_cache_has_entries_to_take_out():
-    with pytest.raises(TypeError, match=r"no functools\.lru_cache"):
+    with pytest.raises(TypeError, match=r"expected a function of functools\.lru_cache"):
         _C.take_out_of_cache(lambda x: x, {1: 2}, 1)
     cached = functools.lru_cache(lambda x: x)
-    with pytest.raises(TypeError, match="no entry of"):
+    with pytest.raises(TypeError, match="expected an entry of"):
         _C.take_out_of_cache(cached, {1: 2}, 1)

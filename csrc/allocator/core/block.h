@@ -156,7 +156,7 @@ class BlockSlab {
   // REQUIRES: the id is that of a block. Safe without a lock.
   Block& operator[](BlockId id) const { return base_[id]; }
 
-  // A block whose fields, but for the id, are not set.
+  // A block of which only the id is set.
   Block& create_raw() {
     if (recycled_ != 0) {
       Block& block = base_[recycled_];

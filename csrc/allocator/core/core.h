@@ -311,7 +311,7 @@ class Core {
   // --- peers.cpp (core mutex not held)
   // Makes mapped bytes accessible to the device and its peers.
   Status grant(Addr begin, Bytes size);
-  // All that is mapped, in rows of whole mappings, but for Stale blocks. Growth mutex held.
+  // All that is mapped, except Stale blocks, in rows of whole mappings. Growth mutex held.
   std::vector<std::pair<Addr, Bytes>> mapped_ranges();
 
   void deliver_and_unlock();

@@ -34,7 +34,8 @@ py::bytes to_bytes(const Environment& environment) {
 
 Environment to_environment(const std::string& bytes) {
   Environment environment;
-  SRT_CHECK(bytes.size() == sizeof(environment), "an environment has ", sizeof(environment), " bytes");
+  SRT_CHECK(bytes.size() == sizeof(environment), "expected an environment of ", sizeof(environment),
+            " bytes, got ", bytes.size());
   std::memcpy(&environment, bytes.data(), sizeof(environment));
   return environment;
 }

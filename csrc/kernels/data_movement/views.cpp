@@ -1,5 +1,5 @@
-// Views: outputs that share their argument's storage. No bytes are touched, but for the may-alias ops
-// (reshape, flatten, contiguous, ...), which copy where eager does.
+// Views: outputs that share their argument's storage. Only operators that may alias (reshape, flatten,
+// contiguous, ...) move bytes: they copy where eager does.
 #include <ATen/ops/_conj_native.h>
 #include <ATen/ops/_neg_view_native.h>
 #include <ATen/ops/_reshape_alias_native.h>

@@ -211,8 +211,7 @@ void add_group(const float* b, int64_t b_n, int64_t columns, int64_t k, const fl
   const int64_t each = (columns + blocks - 1) / blocks;
   const int at_once = panels_at_once(static_cast<int>(each));
   const int64_t vectors = (rows + kLanes - 1) / kLanes;
-  const int64_t at_a_time =
-      kVectors * at_once;  // vectors of a block, but for the last ones, which take a panel each
+  const int64_t at_a_time = kVectors * at_once;  // vectors of a block; the last ones take a panel each
   const RowsAhead ahead(k, each, vectors / at_a_time + (vectors % at_a_time + kVectors - 1) / kVectors);
   for (int64_t n = 0; n < columns; n += each) {
     const int64_t count = std::min(each, columns - n);

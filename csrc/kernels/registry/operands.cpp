@@ -84,7 +84,7 @@ c10::IValue Operands::boxed(uint32_t i) const {
 }
 
 void Operands::store_list(std::vector<at::Tensor>&& list) {
-  SRT_CHECK(list.size() == num_outputs_, "captured with ", num_outputs_, " results, this call gives ",
+  SRT_CHECK(list.size() == num_outputs_, "traced with ", num_outputs_, " results, this call gives ",
             list.size());
   for (uint32_t k = 0; k < num_outputs_; ++k) slot(k) = std::move(list[k]);
 }

@@ -17,7 +17,8 @@ namespace {
 void reserve(at::Tensor& out, size_t size_bytes) {
   c10::StorageImpl& storage = *out.storage().unsafeGetStorageImpl();
   if (size_bytes <= storage.nbytes()) return;
-  TORCH_CHECK(storage.resizable(), "an output of ", size_bytes, " bytes has room for ", storage.nbytes());
+  TORCH_CHECK(storage.resizable(), "an output needs ", size_bytes, " bytes; its storage of ",
+              storage.nbytes(), " bytes cannot grow");
   const c10::DeviceGuard current(out.device());
   storage.set_data_ptr_noswap(storage.allocator()->allocate(size_bytes));
   storage.set_nbytes(size_bytes);

@@ -135,7 +135,7 @@ class ProgramGraphs::Graph {
           memory.new_tensor(tensor.sizes(), tensor.strides(), tensor.scalar_type(), copy.size_bytes);
       copy.is_whole = copy.size_bytes <= tensor.numel() * static_cast<int64_t>(tensor.itemsize());
       SRT_CHECK(copy.is_whole || has_elements_apart(tensor),
-                "elements of an argument share bytes, and others lie between them");
+                "an argument cannot be copied: its elements overlap, with gaps between them");
       copy.from = data_of(tensor);
       views[id].tensor = &copy.buffer;
     }
@@ -233,7 +233,8 @@ class ProgramGraphs::Graph {
       for (CopiedInput& copy : copies_)
         if (copy.is_whole && copy.size_bytes > 0)
           copy.node = graph.copy(copy.buffer.data_ptr(), copy.from, copy.size_bytes);
-      SRT_CHECK(frame_.run(views, arenas, outputs), "a run gave other results than the one before");
+      SRT_CHECK(frame_.run(views, arenas, outputs),
+                "two runs of a program gave different results in a capture");
       for (CopiedResult& copy : find_results(outputs)) {
         copy.to = made[copy.result].data_ptr();
         copy.node = graph.copy(copy.to, copy.from, copy.size_bytes);

@@ -52,19 +52,21 @@ void for_each_value(const Operands& op, uint32_t arg, const Visit& visit) {
 // _fft_r2c(self, dim, …) and the like.
 void check_fft(const Operands& op) {
   for (const int64_t dim : op.ints(1)) {
-    SRT_CHECK(dim >= 0 && dim < op.tensor(0).dim(), "a Fourier transform over dimension ", dim, " of sizes ",
-              op.tensor(0).sizes());
+    SRT_CHECK(dim >= 0 && dim < op.tensor(0).dim(), "a Fourier transform over dimension ", dim,
+              " of a tensor of ", op.tensor(0).dim(), " dimensions");
   }
 }
 
 // _native_batch_norm_legit(input, weight, bias, …): every further tensor has an element per channel.
 void check_batch_norm(const Operands& op) {
   const at::Tensor& input = op.tensor(0);
-  SRT_CHECK(input.dim() > 1, "batch norm of sizes ", input.sizes());
+  SRT_CHECK(input.dim() > 1, "batch norm expects an input with a channel dimension, got sizes ",
+            input.sizes());
   for (uint32_t i = 1; i < op.num_args(); ++i) {
     if (op.is_list(i) || !op.arg(i).isTensor() || !op.tensor(i).defined()) continue;
-    SRT_CHECK(op.tensor(i).dim() == 1 && op.tensor(i).numel() == input.size(1), "batch norm of sizes ",
-              input.sizes(), " with parameters of sizes ", op.tensor(i).sizes());
+    SRT_CHECK(op.tensor(i).dim() == 1 && op.tensor(i).numel() == input.size(1),
+              "batch norm expects an element per channel of ", input.sizes(), ", got a parameter of sizes ",
+              op.tensor(i).sizes());
   }
 }
 
@@ -74,7 +76,8 @@ void check_weight_norm(const Operands& op) {
   const int64_t dim = op.integer(2);
   SRT_CHECK(v.numel() > 0 && (dim == 0 || dim == v.dim() - 1) && op.tensor(1).numel() == v.size(dim) &&
                 op.tensor(1).scalar_type() == v.scalar_type(),
-            "weight norm of sizes ", v.sizes(), " and ", op.tensor(1).sizes(), " over dimension ", dim);
+            "weight norm over dimension ", dim, ": sizes ", v.sizes(), " do not fit norms of sizes ",
+            op.tensor(1).sizes());
 }
 
 Tensors tensors_at(const Operands& op, uint32_t arg) {
@@ -87,12 +90,12 @@ void check_states(const Operands& op, uint32_t first, int64_t batch) {
   const Tensors states = tensors_at(op, first);
   const Tensors weights = tensors_at(op, first + 1);
   SRT_CHECK(!states.empty() && weights.size() > 1 && weights[1].dim() == 2,
-            "a recurrent layer without weights");
+            "a recurrent layer has no states or no weights");
   for (size_t i = 0; i < states.size(); ++i) {
     const at::Tensor& state = states[i];
     const int64_t width = i == 0 ? weights[1].size(1) : weights[1].size(0) / 4;  // the second: LSTM's cell
     SRT_CHECK(state.dim() == 3 && state.size(1) == batch && state.size(2) == width,
-              "a recurrent layer of batch ", batch, " and width ", width, " with a state of sizes ",
+              "a recurrent layer of batch ", batch, " and width ", width, " got a state of sizes ",
               state.sizes());
   }
 }
@@ -100,7 +103,8 @@ void check_states(const Operands& op, uint32_t first, int64_t batch) {
 // lstm.input(input, hx, params, …, batch_first) and the like.
 void check_recurrent(const Operands& op) {
   const at::Tensor& input = op.tensor(0);
-  SRT_CHECK(input.dim() == 3, "a recurrent layer of sizes ", input.sizes());
+  SRT_CHECK(input.dim() == 3, "a recurrent layer expects an input of 3 dimensions, got sizes ",
+            input.sizes());
   check_states(op, 1, input.size(op.boolean(op.num_args() - 1) ? 0 : 1));
 }
 
@@ -108,7 +112,8 @@ void check_recurrent(const Operands& op) {
 void check_packed(const Operands& op) {
   const at::Tensor& sizes = op.tensor(1);
   SRT_CHECK(sizes.dim() == 1 && sizes.numel() > 0 && sizes.scalar_type() == at::kLong && sizes.is_cpu(),
-            "packed sequences with batch sizes of sizes ", sizes.sizes());
+            "packed sequences expect batch sizes as int64 [steps] on the CPU, got ", sizes.scalar_type(), " ",
+            sizes.sizes());
   check_states(op, 2, sizes.const_data_ptr<int64_t>()[0]);
 }
 
@@ -188,7 +193,7 @@ void ArgumentCheck::check(const Operands& op) const {
       if (!value.isTensor() || !value.toTensor().defined()) return;
       const at::Tensor& tensor = value.toTensor();
       SRT_CHECK(tensor.dim() > 0 && tensor.size(-1) > 0 && (tensor.dim() > 2 || tensor.size(0) > 0),
-                "a recurrent layer has width 0: a state or weight of sizes ", tensor.sizes());
+                "a recurrent layer has width 0: got a state or weight of sizes ", tensor.sizes());
     });
   }
 }

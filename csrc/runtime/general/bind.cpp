@@ -168,12 +168,6 @@ BoundProgram bind(std::shared_ptr<const Program> program_ptr, const BindOptions&
       }
     }
     for (const ValueId id : program.reads(node)) last_use[id] = index;
-    for (const uint32_t written : node.written_args) {
-      const Arg& arg = program.arg(node, written);
-      for (uint32_t k = 0; k < arg.count; ++k) {
-        result.writes_inputs |= live.touches_input[program.operands()[arg.first + k]];
-      }
-    }
   }
   result.memories = {&host_memory()};
   for (const ValueInfo& info : program.values()) {

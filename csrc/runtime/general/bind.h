@@ -57,7 +57,6 @@ struct BoundProgram {
   std::vector<ValueId> managed_values;               // in definition order
   std::vector<const DeviceMemory*> memories;         // the host, and registered devices that values lie on
   std::vector<const DeviceMemory*> memory_of_value;  // of managed values; null for others
-  bool writes_inputs = false;                        // some node writes a value that touches an input
   bool check_sizes = false;                          // of what nodes give
 
   // REQUIRES: the value is managed.

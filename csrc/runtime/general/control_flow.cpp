@@ -25,7 +25,8 @@ Values list_argument(const Operands& op, uint32_t index) {
 
 bool truth(const c10::IValue& value) {
   if (!value.isTensor()) return value.toScalar().toBool();
-  SRT_CHECK(value.toTensor().numel() == 1, "a condition has one element, got ", value.toTensor().numel());
+  SRT_CHECK(value.toTensor().numel() == 1, "a condition must have one element, got ",
+            value.toTensor().numel());
   return value.toTensor().item().toBool();
 }
 
@@ -59,7 +60,7 @@ Values slices(const Values& xs, int64_t step) {
 Values run_scan(const BoundNode& bound, Values carry, const Values& xs, const Values& additional) {
   SRT_CHECK(!xs.empty(), "scan needs at least one tensor to iterate over");
   const int64_t steps = xs[0].toTensor().size(0);
-  SRT_CHECK(steps > 0, "scan over an empty dimension 0");
+  SRT_CHECK(steps > 0, "scan needs at least one step, got a tensor whose dimension 0 is empty");
   const size_t num_carried = carry.size();
   std::vector<std::vector<at::Tensor>> ys;
   for (int64_t step = 0; step < steps; ++step) {

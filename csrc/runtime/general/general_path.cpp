@@ -16,7 +16,7 @@ void store_results(const Program& program, const Node& node, torch::jit::Stack& 
   if (node.unpacks_list) {
     SRT_INTERNAL(stack.size() == 1, program.describe(node), ": expected one list, got ", stack.size());
     const auto list = stack[0].toListRef();
-    SRT_CHECK(list.size() == node.num_outputs, program.describe(node), ": captured with ", node.num_outputs,
+    SRT_CHECK(list.size() == node.num_outputs, program.describe(node), ": traced with ", node.num_outputs,
               " results, this call gives ", list.size());
     for (uint32_t i = 0; i < node.num_outputs; ++i) slots[node.first_output + i] = list[i];
     return;

@@ -258,8 +258,7 @@ void Preparation::lay_out(const DeviceMemory& memory, Lending lending, bool apar
 }
 
 // The layout with the lowest peak of a run, or, where the arena stays between runs, with the least arena.
-// Steps on a device write tensors of their own: but for donated inputs, nothing there shares bytes on
-// purpose.
+// Steps on a device write tensors of their own: only donated inputs share bytes with results there.
 void Preparation::choose_layout(const DeviceMemory& memory) {
   const PreparedOptions& options = result_.options_;
   lay_out(memory, {kMinLentBytes, options.early_outputs}, false);

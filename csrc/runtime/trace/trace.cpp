@@ -55,14 +55,14 @@ int64_t trace_now_ns() {
 }
 
 void install_trace() {
-  SRT_CHECK(!installed, "this thread is traced already: a profile may not contain another");
+  SRT_CHECK(!installed, "this thread is being profiled already; profiles do not nest");
   installed = std::make_unique<Trace>();
   ++detail::num_traces;
 }
 
 std::unique_ptr<Trace> take_trace() {
-  SRT_CHECK(installed, "this thread is not traced");
-  SRT_CHECK(!installed->inside_run(), "the trace ends inside a run");
+  SRT_CHECK(installed, "this thread is not being profiled");
+  SRT_CHECK(!installed->inside_run(), "a profile cannot end inside a run; end it after the call");
   --detail::num_traces;
   return std::move(installed);
 }

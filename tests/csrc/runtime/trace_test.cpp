@@ -49,9 +49,9 @@ TEST(a_trace_times_every_node_of_the_general_path_and_every_step_of_a_prepared_r
 
 TEST(a_thread_has_one_trace_at_most) {
   install_trace();
-  EXPECT_THROW(install_trace(), InputError, "traced already");
+  EXPECT_THROW(install_trace(), InputError, "profiled already");
   take_trace();
-  EXPECT_THROW(take_trace(), InputError, "not traced");
+  EXPECT_THROW(take_trace(), InputError, "not being profiled");
 }
 
 TEST(a_call_that_is_not_prepared_leaves_no_run_behind) {

@@ -180,7 +180,7 @@ def test_profiling_changes_nothing(net, x):
 
 
 def test_a_profile_inside_a_profile_is_refused(net, x):
-    with pytest.raises(InputError, match="traced already"):
+    with pytest.raises(InputError, match="profiled already"):
         profile(lambda: net.profile(x, runs=1), runs=1)
     assert net.profile(x, runs=1).runs == 1  # and the thread is free again
     with pytest.raises(InputError, match="at least one run"):
