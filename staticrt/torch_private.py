@@ -195,6 +195,18 @@ def first_call_is_fake() -> bool:
     return bool(getattr(context, "fakify_first_call", False))
 
 
+def other_settings() -> dict[str, Any]:
+    """What code may set for the process or the thread that decides no result of an operator."""
+    return {
+        "multithreading": torch._C._is_multithreading_enabled(),
+        "forward_gradients": torch._C._is_fwd_grad_enabled(),
+        "view_replay": torch._C._is_view_replay_enabled(),
+        "warn_always": torch.is_warn_always_enabled(),
+        "conversion_of_modules": repr({k: v for k, v in vars(torch.__future__).items() if type(v) is bool}),
+        "print_options": str(torch._tensor_str.PRINT_OPTS),
+    }
+
+
 def fx_is_tracing() -> bool:
     """Whether `torch.fx.symbolic_trace` is tracing in this thread. torch's own flag is of the process."""
     if not torch.fx._symbolic_trace.is_fx_symbolic_tracing():

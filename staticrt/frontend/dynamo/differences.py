@@ -66,7 +66,7 @@ def of_graph(gm: torch.fx.GraphModule) -> str:
 
     Levels of forward-mode differentiation belong to the process, not to a thread: a trace that fails between the calls that
     begin and end one would leave it active. An autocast block inside one of another dtype reuses the outer block's casts of
-    parameters, which AOTAutograd does not keep.
+    parameters, which AOTAutograd does not keep. Dynamo has run what sets a flag, so a trace would see no change.
     """
     dtypes = {torch.get_autocast_dtype("cpu")} if torch.is_autocast_enabled("cpu") else set()
     depth = 0
@@ -74,6 +74,8 @@ def of_graph(gm: torch.fx.GraphModule) -> str:
         name = getattr(node.target, "__name__", "")
         if name == "_enter_dual_level":
             return "forward-mode differentiation is not traced"
+        if _sets_flag(node.target):
+            return f"{name} sets a flag of the process"
         if name == "_enter_autocast":
             device, dtype, is_on, *_ = node.args
             depth += 1
@@ -85,6 +87,17 @@ def of_graph(gm: torch.fx.GraphModule) -> str:
             depth -= 1
             dtypes = dtypes if depth or torch.is_autocast_enabled("cpu") else set()
     return ""
+
+
+def _sets_flag(target: Any) -> bool:
+    """Whether a function of torch that is no operator sets what outlasts the graph, other than what graphs reproduce."""
+    name = str(getattr(target, "__name__", "")).lstrip("_")
+    module = str(getattr(target, "__module__", None))
+    return (
+        name.startswith(("set_", "enable_", "allow_", "use_"))
+        and (module == "torch" or module.startswith(("torch._C", "torch.backends")))
+        and target not in (torch._C._set_grad_enabled, torch.set_default_dtype)
+    )
 
 
 @functools.cache

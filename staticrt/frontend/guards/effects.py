@@ -39,6 +39,7 @@ MISSED_BY_DYNAMO = frozenset(
         *("__subclasses__", "cache_info", "locked"),
         "move_to_end",
         "is_inference_mode_enabled",
+        *("set_int_max_str_digits", "get_int_max_str_digits"),
     }
 )
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
@@ -260,6 +261,7 @@ LAZY = "initialises a lazy module"
 READS_SEED = (
     "calls initial_seed()"  # a number that Dynamo takes for a constant, beside state that it does not guard
 )
+SETS_DETERMINISM = "calls use_deterministic_algorithms()"  # whose check Dynamo makes a constant
 CHANGES_GRADIENTS = "changes gradients"  # a step may, whose graph gives new ones
 
 

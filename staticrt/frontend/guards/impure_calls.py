@@ -24,6 +24,7 @@ from staticrt.frontend.guards.effects import (
     CHANGES_GRADIENTS,
     LAZY,
     READS_SEED,
+    SETS_DETERMINISM,
     effect_handed_on,
     effect_of,
     judge,
@@ -190,7 +191,7 @@ class Watcher:
         if effect is not None:
             if effect is CHANGES_GRADIENTS and self._may_change_gradients:
                 return
-            self.even_in_parts |= effect in (READS_SEED, CHANGES_GRADIENTS)
+            self.even_in_parts |= effect in (READS_SEED, CHANGES_GRADIENTS, SETS_DETERMINISM)
             if frame.f_locals.get("enabled") is not False:  # fork_rng that does nothing
                 self._note(effect, user_frame(frame) or frame, often_once=effect is LAZY)
             return

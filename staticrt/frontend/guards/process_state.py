@@ -52,6 +52,13 @@ def named_state() -> dict[str, int]:
     return {name: number for (name, _of_thread), number in zip(_C.process_flags(), numbers, strict=False)}
 
 
+def settings() -> dict[str, Any]:
+    """What code may set for the process or the thread, and leave so: the flags, and what no kernel reads."""
+    from staticrt.torch_private import other_settings
+
+    return {**named_state(), "num_threads": torch.get_num_threads(), **other_settings()}
+
+
 class AutocastState:
     """Autocasting of the thread that makes this object: devices, dtypes and the cache of casts."""
 

@@ -20,6 +20,7 @@ from staticrt.frontend.arguments.structure import (
 )
 from staticrt.frontend.guards.impure_calls import ImpureCall, Watcher
 from staticrt.frontend.guards.model_builtins import NeedsNumber, given_attributes
+from staticrt.frontend.guards.process_state import settings
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import (
     SETS_DATA,
@@ -65,10 +66,10 @@ def run_on_fakes(
     builder = Builder(fakes.leaves)
     args, kwargs = builder.build(request.spec)
     before = [contents(container) for container in builder.containers]
-    grad_mode = torch.is_grad_enabled()
     snapshot.begin_run()
     try:
         with tracer.fake_mode, level, tracer:
+            found = settings()
             watcher.start(is_new)
             try:
                 result = request.function(*args, **kwargs)
@@ -80,8 +81,9 @@ def run_on_fakes(
                 result = None
             finally:
                 watcher.stop()
-        if torch.is_grad_enabled() is not grad_mode:
-            raise CannotTrace("the model leaves another grad mode than it found", "", even_in_parts=True)
+            left = [name for name, value in settings().items() if value != found[name]]
+        if left:
+            raise CannotTrace(f"the model leaves another {left[0]} than it found", "", even_in_parts=True)
         _check_memory(snapshot)
         snapshot.compared_tensors.update(tracer.inputs.lifted)
         changed = snapshot.changes()
