@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import collections
 import functools
+import io
+import sys
 import types
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.reasons import CannotTrace, is_user_file
 from staticrt.frontend.tracing.tracer import Tracer
 
 _MOST = 50_000  # objects looked at; where there are more, some may change unseen
 _MOST_BYTES = 1 << 20  # of an array of numpy
 _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
-_KNOWN = ("torch", "staticrt", "numpy", "builtins")  # packages whose functions and classes keep no state
+_KNOWN = ("torch", "staticrt", "numpy", "builtins")  # modules in which functions read no state
 # Attributes of every module that a call of it does not read.
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {
     "training",
@@ -88,7 +90,7 @@ def _reached(call: Any) -> Iterator[Any]:
             yield _Identity(id(value))
         elif isinstance(value, np.ndarray):
             yield object() if value.nbytes > _MOST_BYTES else _Checksum(zlib.crc32(value.tobytes()))
-        elif isinstance(value, Iterator):
+        elif isinstance(value, Iterator) and not isinstance(value, io.IOBase):  # a file is one of lines
             yield object()
         else:
             yield value
@@ -99,7 +101,18 @@ def _reached(call: Any) -> Iterator[Any]:
 
 
 def _is_known(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).split(".")[0] in _KNOWN
+    """Whether a function or class is not of a model: its own globals are not looked at."""
+    return _is_library(str(getattr(value, "__module__", "")))
+
+
+@functools.cache
+def _is_library(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return (
+        module.split(".")[0] in _KNOWN
+        or module in sys.builtin_module_names
+        or bool(file and not is_user_file(file))
+    )
 
 
 def _inside(value: Any) -> Iterable[Any]:

@@ -1,5 +1,8 @@
 """Whole steps with `torch.utils.checkpoint` inside: the backward computes the parts again, in the step's one graph."""
 
+import copy
+import logging
+import sys
 import warnings
 
 import pytest
@@ -225,6 +228,32 @@ def test_a_part_that_reads_what_is_assigned_before_its_backward_runs_eagerly(par
     compiled = equal_eager(train, staticrt.compile_step if way == "step" else staticrt.compile)
     if not (way == "model" and reentrant):  # which no model has in a trace
         assert "reads what changes before its backward" in compiled.explain().eager[0].reason
+
+
+LOG = logging.getLogger(__name__)
+LOG.addHandler(logging.StreamHandler(sys.stderr))
+
+
+def test_what_libraries_keep_for_themselves_is_not_read_by_a_part():
+    """The functions of Hugging Face's layers name a logger, and `copy.deepcopy`, from whose tables sympy is reached."""
+
+    class Layer(Block):
+        def forward(self, x):
+            if len(x) > 1000:
+                LOG.warning("long: %s", copy.deepcopy(x.shape))
+            return super().forward(x)
+
+    model = Deep(reentrant=False)
+    model.blocks[1] = Layer(16, 0.0)
+    eager = copy.deepcopy(model)
+    fast = staticrt.compile(model)
+    for size in (4, 5, 6):
+        x = torch.randn(size, 16)
+        fast(x).sum().backward()
+        eager(x).sum().backward()
+    for p, q in zip(fast.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    assert not fast.explain().eager
 
 
 def test_a_reentrant_part_of_a_users_own_class_runs_its_own_code():
