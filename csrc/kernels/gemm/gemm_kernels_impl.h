@@ -9,6 +9,8 @@
 namespace staticrt {
 namespace {
 
+constexpr int64_t kFewTerms = 64;  // of fewer, fetching C takes as long as the sums
+
 void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   for (int64_t m0 = 0; m0 < g.m; m0 += kChunkRows) {
     const int64_t m_end = std::min(g.m, m0 + kChunkRows);
@@ -39,9 +41,13 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
         const int64_t next_floats = fetches && next ? panels * kWidth * k : 0;
         for (int64_t m = m0; m < m_end; m += stripe.rows) {
           const int64_t rows = std::min(stripe.rows, m_end - m);
-          b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / stripe.rows, stripe.blocks);
           b.a = g.a + m * g.a_row + k0;
           b.c = g.c + m * g.c_row + n;
+          if (next_floats == 0 && k <= kFewTerms && m + rows + k <= g.m) {
+            b.upcoming = {b.c + rows * g.c_row, g.c_row, 0};  // a line of each of the next k rows of C
+          } else {
+            b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / stripe.rows, stripe.blocks);
+          }
           if (last) b.finish = g.finish.moved(m * g.c_row + n, n);
           block_for(rows, panels, b.columns)(b);
           if (last && g.activation) {
