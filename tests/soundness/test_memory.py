@@ -369,3 +369,31 @@ class CountsInBuffer(torch.nn.Module):
     def forward(self, x):
         self.count.add_(1)
         return x * self.weight + self.count + self.whole[:3]
+
+
+def zero_from_the_beginning(x):
+    x.as_strided((2,), (1,), 0).zero_()
+    return x + 1
+
+
+def zero_from_the_beginning_of_a_result(x):
+    y = x * 1
+    y[2:].as_strided((2,), (1,), 0).zero_()
+    return y
+
+
+def read_from_the_beginning(x):
+    x.add_(1)
+    return x.as_strided((2,), (1,), 0) * 2
+
+
+@pytest.mark.parametrize(
+    "function", [zero_from_the_beginning, zero_from_the_beginning_of_a_result, read_from_the_beginning]
+)
+@each_compiler
+def test_offsets_of_as_strided_count_from_the_beginning_of_memory(function, compiler):
+    compiled = compiler(function)
+    for begin in (0, 2, 1):
+        memory, expected = arange(6.0), arange(6.0)
+        got, want = compiled(memory[begin:]), function(expected[begin:])
+        assert (got.tolist(), memory.tolist()) == (want.tolist(), expected.tolist())

@@ -207,7 +207,21 @@ class _Functionalizer:
             return self._call(cast(Any, many.target), *self._values(many.args), **self._value(many.kwargs))[
                 index
             ]
+        self._check_offset(node)
         return self._call(node.target, *self._values(node.args), **self._value(node.kwargs))  # type: ignore[arg-type]
+
+    def _check_offset(self, node: fx.Node) -> None:
+        """Check that an offset, which counts from the beginning of memory, means the same in the graph.
+
+        Raises:
+            CannotTrace: an argument's memory begins anywhere; what replaces a written view has memory of its own.
+        """
+        offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        storage = storage_of(node.meta["val"])
+        if node.target is aten.as_strided.default and offset is not None and storage in self.written:
+            root = self.roots[storage]
+            if self._canonical(cast(fx.Node, node.args[0])) is not root or root.op == "placeholder":
+                raise CannotTrace("as_strided at an offset into memory that is written", even_in_parts=True)
 
     def _values(self, args: tuple[Any, ...]) -> list[Any]:
         return [self._value(arg) for arg in args]
@@ -298,6 +312,7 @@ class _Functionalizer:
             return source, many.target, [*self._values(many.args[1:]), index], self._value(many.kwargs)  # type: ignore[return-value]
         if not isinstance(node.target, torch._ops.OpOverload):
             raise CannotTrace("a write to memory of unknown origin")
+        self._check_offset(node)
         source = next(a for a in node.args if isinstance(a, fx.Node) and shares_storage(a, node.meta["val"]))
         return source, node.target, self._values(node.args[1:]), self._value(node.kwargs)
 
