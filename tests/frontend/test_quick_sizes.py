@@ -314,3 +314,44 @@ def test_paths_dropped_in_training_need_none_of_torchs_sizes(monkeypatch):
     assert not gave_up
     assert len(compiled.explain().traces) == 2  # of constant sizes, and of symbols
     assert not compiled.explain().eager
+
+
+def _overlapping_chunks(x):
+    """As Longformer cuts its keys: sizes divided as tensors, and windows of strided memory."""
+    x = x.transpose(0, 1)
+    x = x.view(x.size(0), torch.div(x.size(1), 4, rounding_mode="trunc"), 4, x.size(2))
+    sizes, strides = list(x.shape), list(x.stride())
+    sizes[1], strides[1] = sizes[1] * 2 - 1, strides[1] // 2
+    count = torch.div(x.size(1) * 4, 2, rounding_mode="floor") - 1
+    return x.as_strided(sizes, strides) * count + x.new_ones(count + 1).sum()
+
+
+def test_sizes_divided_as_tensors_are_our_own(monkeypatch):
+    reasons = []
+    upstream = SizeEnv.give_up
+
+    def give_up(self, reason, *rest):
+        reasons.append(reason)
+        return upstream(self, reason, *rest)
+
+    monkeypatch.setattr(SizeEnv, "give_up", give_up)
+    compiled = staticrt.compile(_overlapping_chunks)
+    for steps, batch in ((8, 3), (12, 5), (16, 2), (8, 1), (4, 2)):
+        x = torch.randn(steps, batch, 6)
+        torch.testing.assert_close(compiled(x), _overlapping_chunks(x), rtol=0, atol=0)
+    assert not reasons
+    assert 1 <= len(compiled.explain().traces) <= 3
+    assert not compiled.explain().eager
+
+
+def test_a_number_of_a_tensor_that_was_written_is_not_that_of_the_sizes():
+    def function(x):
+        count = torch.div(x.size(0), 2, rounding_mode="trunc")
+        same = count.view(1)
+        same.add_(1)
+        return x.new_ones(int(count)), torch.div(-x.size(0), 3, rounding_mode="trunc")
+
+    compiled = staticrt.compile(function)
+    for size in (8, 10, 7):
+        x = torch.randn(size)
+        torch.testing.assert_close(compiled(x), function(x), rtol=0, atol=0)

@@ -37,6 +37,7 @@ from staticrt.frontend.reasons import CannotTrace, layer_of, stack_trace
 from staticrt.frontend.tracing import autocast, composites, inplace_views, maybe_views
 from staticrt.frontend.tracing.escapes import values_of
 from staticrt.frontend.tracing.graph_inputs import GraphInputs
+from staticrt.frontend.tracing.size_tensors import SizeTensors
 from staticrt.frontend.tracing.symbols import SymbolNodes
 from staticrt.frontend.tracing.traced_tensors import TracedTensors
 from staticrt.frontend.tracing.unbacked_symbols import UnbackedSymbols
@@ -110,6 +111,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.marks: Callable[[], dict[str, Any]] = dict  # added to the `meta` of each operator's node
         self.parts: list[Any] = []  # what checkpoints read, until a backward begins
         self.layers: dict[int, str] = {} if parent is None else parent.layers  # for `reasons.layer_of`
+        self.size_tensors = SizeTensors()
         self.unbacked = UnbackedSymbols(self.graph, self.symbols, self.shape_env)
         self.watcher = watcher
         self.parent = parent
@@ -196,6 +198,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten.lift_fresh.default and _is_literal(args[0]):
             func = aten.lift_fresh_copy.default
             self._lift_literal(args[0])
+        number = self.size_tensors.number_of(func, args, kwargs)
+        if number is not None:
+            if func is aten._local_scalar_dense.default:
+                return number
+            out = self._dispatch(aten.scalar_tensor.default, (number,), {"dtype": torch.int64})
+            self.size_tensors.keep(out, number)
+            return out
         kind = composites.kind(func, args, kwargs)
         if kind is composites.Kind.EXPAND:
             return self._expand(func, args, kwargs)

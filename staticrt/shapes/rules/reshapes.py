@@ -52,14 +52,24 @@ def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
 def _as_strided(
     mode: Any, x: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None
 ) -> Any:
-    """All elements of a row-major tensor in another order: other memory may not be there."""
-    if not is_plain(x) or not is_contiguous(x) or any(isinstance(s, int) and s == 0 for s in x.shape):
+    """Elements between the tensor's first and last in memory: other memory may not be there."""
+    if not is_plain(x) or any(isinstance(s, int) and s == 0 for s in x.shape):
         return None
     if storage_offset is not None and not same(storage_offset, x.storage_offset()):
         return None
-    if not same(product(mode, x.shape), product(mode, size)) or not is_dense(mode, size, stride):
-        return None
+    same_count = is_contiguous(x) and same(product(mode, x.shape), product(mode, size))
+    if not (same_count and is_dense(mode, size, stride)):
+        steps = (*zip(size, stride, strict=True), *zip(x.shape, x.stride(), strict=True))
+        if any(count < 1 or step < 0 for count, step in steps) or _last(size, stride) > _last(
+            x.shape, x.stride()
+        ):
+            return None
     return view_of(mode, x, size, stride)
+
+
+def _last(sizes: Sequence[Any], strides: Sequence[Any]) -> Any:
+    """Where the last element lies after the first."""
+    return sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
 
 
 @rule(aten.as_strided_scatter.default)
