@@ -24,7 +24,15 @@ from staticrt.options import Options
 from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.double_backward import Replay
-from staticrt.training.graph_split import Eager, example_values, needs_splitting, run_compiled, split, writes
+from staticrt.training.graph_split import (
+    Eager,
+    example_values,
+    is_large,
+    needs_splitting,
+    run_compiled,
+    split,
+    writes,
+)
 from staticrt.training.overlaps import draws_by_memory, overlapping_writes, shares_written, views_of_several
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.region_compiler import RegionCompiler, Unfaithful, first_line
@@ -175,7 +183,7 @@ class Region:
         # 64-bit integers.
         if torch.is_inference_mode_enabled() or torch.autograd.forward_ad._current_level >= 0:
             return self._eager(*inputs)
-        if any(_is_large(inputs[i]) for i in self._ints):
+        if any(is_large(inputs[i]) for i in self._ints):
             return self._eager(*inputs)
         if compiler.first is not None:
             run, compiler.first = compiler.first, None
@@ -258,10 +266,6 @@ class Region:
 def _overlaps_itself(value: Any) -> bool:
     strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
     return strided and not has_elements_apart(value)
-
-
-def _is_large(number: Any) -> bool:  # more than 64 bits; the ragged size of a nested tensor is not an int
-    return type(number) is int and number.bit_length() > 63
 
 
 def _is_plain_subclass(value: Any) -> bool:

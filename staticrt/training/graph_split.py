@@ -39,6 +39,8 @@ def unsupported_reason(node: fx.Node) -> str:
     """Why a node of a Dynamo graph has to run eagerly, or ""."""
     if _begins_gradients(node):
         return "its result begins to require gradients"
+    if any(map(is_large, (*node.args, *node.kwargs.values()))):
+        return "a number of more than 64 bits"
     if node.op == "call_function":
         target: Any = node.target
         if target is torch.set_default_dtype:
@@ -56,6 +58,11 @@ def unsupported_reason(node: fx.Node) -> str:
         if module not in _KNOWN_MODULES and getattr(target, "__objclass__", None) is None:
             return f"the Python function {getattr(target, '__qualname__', target)}"
     return ""
+
+
+def is_large(number: Any) -> bool:
+    """Whether a number has more than 64 bits; the ragged size of a nested tensor is not an int."""
+    return type(number) is int and number.bit_length() > 63
 
 
 def _views_an_argument(node: fx.Node) -> bool:

@@ -129,6 +129,15 @@ def test_numbers_of_more_than_64_bits(compiler):
             assert (got.tolist(), got.requires_grad, more) == (want.tolist(), requires_grad, n + 1)
 
 
+@each_compiler
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_number_of_more_than_64_bits_beside_a_tensor(requires_grad, compiler):
+    compiled = compiler(lambda x, n: x + n)
+    for n in (2**63, 2**63 - 1, -(2**63)):
+        x = torch.ones(2, requires_grad=requires_grad)
+        assert compiled(x, n).tolist() == (x + n).tolist()
+
+
 # -- what is kept alive ----------------------------------------------------------------------------------------------
 
 
