@@ -38,7 +38,7 @@ def without_gradients(graph: fx.GraphModule, undefined: Sequence[int]) -> int:
     placeholders = graph.graph.find_nodes(op="placeholder")
     missing = {placeholders[i] for i in undefined}
     zero = _zero_nodes(graph, missing)
-    known = _known_sizes(graph)
+    known = _known_sizes(graph, missing)
     replacement: dict[fx.Node, Any] = {}
     for node in list(graph.graph.nodes):
         if node.op == "output":
@@ -148,14 +148,14 @@ def _size(known: _Known, size: torch.SymInt) -> fx.Node:
     return proxy.node
 
 
-def _known_sizes(graph: fx.GraphModule) -> _Known:
-    """Text of a size expression -> function that makes a node with its value from the placeholders."""
+def _known_sizes(graph: fx.GraphModule, missing: set[fx.Node]) -> _Known:
+    """Text of a size expression -> function that makes a node with its value from the placeholders but `missing`."""
     known: _Known = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if isinstance(value, torch.SymInt):
             known.setdefault(str(value.node.expr), functools.partial(lambda n: n, node))
-        elif isinstance(value, torch.Tensor) and not torch_private.is_tangent(node):
+        elif isinstance(value, torch.Tensor) and node not in missing:
             for dim, size in enumerate(value.shape):
                 if isinstance(size, torch.SymInt):
                     known.setdefault(str(size.node.expr), functools.partial(_size_of, graph, node, dim))

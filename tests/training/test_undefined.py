@@ -4,6 +4,7 @@ import torch
 from torch import fx
 
 from staticrt.training.undefined import without_gradients
+from tests.support.compilers import each_compiler_for_gradients
 
 aten = torch.ops.aten
 
@@ -46,3 +47,19 @@ def test_the_other_summand_alone():
 
 def test_nothing_is_undefined():
     assert len(_left([])[0]) == 4
+
+
+def _doubled(x):
+    y = x * 1
+    return y, torch.cat([y, y], 1)
+
+
+@each_compiler_for_gradients
+def test_sizes_that_only_gradients_give(compiler):
+    """Nothing is saved; the slices of the one gradient are laid out otherwise than the sum that loses the other."""
+    compiled = compiler(_doubled)
+    for rows in (4, 5, 3):
+        x = torch.randn(rows, 2, requires_grad=True)
+        gradient = torch.randn(rows, 4)
+        (got,) = torch.autograd.grad(compiled(x)[1], x, gradient)
+        torch.testing.assert_close(got, gradient[:, :2] + gradient[:, 2:])
