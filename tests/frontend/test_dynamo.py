@@ -1,5 +1,6 @@
-"""What Dynamo is not shown of our own code."""
+"""What Dynamo is not shown of our own code, and what it logs."""
 
+import logging
 import os
 
 import torch
@@ -31,3 +32,13 @@ def test_what_watches_model_code_is_not_compiled(monkeypatch):
             torch.testing.assert_close(fast(x), model(x))
     assert __file__ in seen
     assert not [name for name in seen if f"{os.sep}guards{os.sep}" in name]
+
+
+def test_code_that_dynamo_fails_on_is_reported_and_not_logged(caplog):
+    def refuse(_graph, _inputs):
+        raise ValueError("no graph of this")
+
+    run = dynamo.PartialGraphs(lambda x: x + 1, refuse, None)
+    assert run(torch.ones(2)).tolist() == [2, 2]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert ["no graph of this" in reason for reason, _where in run.breaks] == [True]

@@ -128,6 +128,27 @@ def test_a_split_model_raises_its_own_error_and_logs_nothing(wrong, training, ca
     assert not caplog.records
 
 
+class Norm(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(channels)
+
+    def forward(self, x):
+        return self.norm(x * 2)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("channels", [3, 9])
+def test_statistics_of_other_channels_raise(channels, gradients, caplog):
+    """The operator within torch's composite would read and write past their ends."""
+    model = Norm(channels)
+    compiled = staticrt.compile(model)
+    with torch.set_grad_enabled(gradients), caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert error_of(compiled, torch.ones(4, 5)) == error_of(model, torch.ones(4, 5))
+    assert not caplog.records
+
+
 def test_files_of_torch_are_told_with_what_to_do(tmp_path):
     model, example = nn.Linear(4, 4), (torch.ones(2, 4),)
     weights, whole, exported = (str(tmp_path / name) for name in ("weights.pt", "whole.pt", "exported.pt2"))

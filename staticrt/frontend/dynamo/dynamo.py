@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import operator
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -66,6 +68,7 @@ class PartialGraphs:
         max_traces: int | None = None,
     ) -> None:
         self.breaks: list[tuple[str, str]] = []  # reason, model line
+        self._failures: list[tuple[str, str]] = []  # those of the call under way
         modules = function.modules() if isinstance(function, torch.nn.Module) else ()
         small_buckets = any(map(has_small_buckets, modules))
         function = _with_own_code(function)
@@ -95,7 +98,7 @@ class PartialGraphs:
         with _validation_kept():
             context: Any = dynamo.optimize(backend, nopython=fullgraph, dynamic=dynamic, **own)
         if callable(getattr(context, "callback", None)):  # else Dynamo is switched off
-            context.callback = _Configured(context.callback, config, self.breaks, shown)
+            context.callback = _Configured(context.callback, config, self.breaks, self._failures, shown)
         attributes = vars(function) if isinstance(function, torch.nn.Module) else {}
         is_marked = _MARK in attributes
         self._run = context(function)
@@ -113,11 +116,14 @@ class PartialGraphs:
 
         known = len(graph_break_reasons)
         try:
-            return self._run(*args, **kwargs)
+            result = self._run(*args, **kwargs)
+            self.breaks += [failure for failure in self._failures if failure not in self.breaks]
+            return result
         except dynamo.exc.TorchDynamoException as error:
             told = getattr(error, "inner_exception", error)  # of a part that our own backend refused
             raise NotCompiled(str(told).strip().split("\n")[0]) from error
         finally:
+            self._failures.clear()
             for reason in graph_break_reasons[known:]:
                 self._add_break(reason)
 
@@ -141,6 +147,40 @@ def _validation_kept() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(before)
 
 
+class _Failures(logging.Filter):
+    """Takes what Dynamo logs, with a traceback, where it leaves a frame to eager: `explain()` gives the reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.local()
+
+    @contextlib.contextmanager
+    def to(self, failures: list[tuple[str, str]], where: str) -> Iterator[None]:
+        """Add failures within the context, which belong to the code at `where`, to `failures`."""
+        outer = getattr(self._thread, "taking", None)
+        self._thread.taking = failures, where
+        try:
+            yield
+        finally:
+            self._thread.taking = outer
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        taking = getattr(self._thread, "taking", None)
+        if (
+            taking is None
+            or record.exc_info is None
+            or logging.getLogger(record.name).isEnabledFor(logging.INFO)
+        ):
+            return True
+        failures, where = taking
+        failures.append((str(record.exc_info[1]).strip().split("\n")[0], where))
+        return False
+
+
+_failures = _Failures()
+logging.getLogger("torch._dynamo.convert_frame").addFilter(_failures)
+
+
 class _Configured:
     """Compiles a frame with Dynamo set as we need it, in bounded time.
 
@@ -151,16 +191,23 @@ class _Configured:
         callback: Dynamo's, which the interpreter calls for frames without compiled code.
         config: settings.
         breaks: gets the functions that are left to eager.
+        failures: gets the functions that Dynamo fails on, maybe since the call is wrong.
         shown: as of `PartialGraphs`.
     """
 
     def __init__(
-        self, callback: Callable[..., Any], config: dict[str, Any], breaks: list[tuple[str, str]], shown: str
+        self,
+        callback: Callable[..., Any],
+        config: dict[str, Any],
+        breaks: list[tuple[str, str]],
+        failures: list[tuple[str, str]],
+        shown: str,
     ) -> None:
         functools.update_wrapper(self, callback)  # Dynamo knows its callbacks by attributes
         self._callback = callback
         self._config = config
         self._breaks = breaks
+        self._failures = failures
         self._shown = shown
         self._abandoned = CodeSet()
 
@@ -178,6 +225,7 @@ class _Configured:
         import torch._dynamo as dynamo
 
         code = frame.f_code
+        where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
         config = self._config
         if in_small_buckets():
             config = {**config, "optimize_ddp": False}
@@ -188,12 +236,12 @@ class _Configured:
                 _interruptible(),
                 compiling.dynamo_compiles(),
                 differences.refused(bool(config["suppress_errors"])),
+                _failures.to(self._failures, where),
                 dynamo.config.patch(config),  # type: ignore[attr-defined]
             ):
                 return self._callback(frame, *others, **more)
         except (budget.OutOfTime, differences.Differs) as error:
             self._abandoned.add(code)
-            where = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
             self._breaks.append((str(error) or budget.reason(), where))
             return _left_to_eager()
 

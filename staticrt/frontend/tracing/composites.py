@@ -135,7 +135,14 @@ def _batch_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> torch.Tensor:
-    """Training-mode batch_norm writes its running statistics, which its schema does not say."""
+    """Training-mode batch_norm writes its running statistics, which its schema does not say.
+
+    Raises:
+        CannotTrace: parameters or statistics of other channels, for which torch's composite raises. The operator within it
+            would read and write past their ends.
+    """
+    if any(extra is not None and extra.numel() != x.shape[1] for extra in (weight, bias, mean, var)):
+        raise CannotTrace("batch_norm with parameters of other channels than its input", even_in_parts=True)
     out: torch.Tensor = aten._native_batch_norm_legit.default(
         x, weight, bias, mean, var, True, momentum, eps
     )[0]
