@@ -120,8 +120,7 @@ class PartialGraphs:
             self.breaks += [failure for failure in self._failures if failure not in self.breaks]
             return result
         except dynamo.exc.TorchDynamoException as error:
-            told = getattr(error, "inner_exception", error)  # of a part that our own backend refused
-            raise NotCompiled(str(told).strip().split("\n")[0]) from error
+            raise NotCompiled(_told(error)) from error
         finally:
             self._failures.clear()
             for reason in graph_break_reasons[known:]:
@@ -135,6 +134,11 @@ class PartialGraphs:
         where = f"{os.path.basename(stack[-1].filename)}:{stack[-1].lineno}" if stack else ""
         if (text, where) not in self.breaks:
             self.breaks.append((text, where))
+
+
+def _told(error: BaseException | None) -> str:
+    """The first line of an error of Dynamo, or of a part that our own backend refused."""
+    return str(getattr(error, "inner_exception", error)).strip().split("\n")[0]
 
 
 @contextlib.contextmanager
@@ -173,7 +177,7 @@ class _Failures(logging.Filter):
         ):
             return True
         failures, where = taking
-        failures.append((str(record.exc_info[1]).strip().split("\n")[0], where))
+        failures.append((_told(record.exc_info[1]), where))
         return False
 
 
