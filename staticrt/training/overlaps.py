@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
 from staticrt.runtime.cached_trace import is_written_overlapping
@@ -111,10 +112,24 @@ def shares_written(inputs: Sequence[Any], written: frozenset[int]) -> bool:
         inputs: of one call.
         written: indices of those that it writes.
     """
-    tensors = [
-        (i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.numel()
-    ]
-    return is_written_overlapping([(*_place(value), i in written) for i, value in tensors])
+    return is_written_overlapping(
+        [
+            (*_place(held), i in written)
+            for i, value in enumerate(inputs)
+            if isinstance(value, torch.Tensor)
+            for held in _held(value)
+            if held.numel()
+        ]
+    )
+
+
+def _held(value: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper (a DTensor) holds, whose memory is its own; of other tensors the tensor."""
+    if not is_traceable_wrapper_subclass(value):
+        return [value]
+    names, _context = value.__tensor_flatten__()  # type: ignore[attr-defined]
+    parts = [getattr(value, name) for name in names]
+    return [held for part in parts if isinstance(part, torch.Tensor) for held in _held(part)]
 
 
 def _place(value: torch.Tensor) -> tuple[int, int]:

@@ -152,7 +152,7 @@ def _validation_kept() -> Iterator[None]:
 
 
 class _Failures(logging.Filter):
-    """Takes what Dynamo logs, with a traceback, where it leaves a frame to eager: `explain()` gives the reason."""
+    """Takes what Dynamo logs where it leaves code to eager, with the stack: `explain()` gives the reason."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,19 +170,19 @@ class _Failures(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         taking = getattr(self._thread, "taking", None)
-        if (
-            taking is None
-            or record.exc_info is None
-            or logging.getLogger(record.name).isEnabledFor(logging.INFO)
-        ):
+        is_wanted = logging.getLogger(record.name).isEnabledFor(logging.INFO)  # as TORCH_LOGS asks
+        if taking is None or is_wanted or not (record.exc_info or record.name == _OF_GRAPH_BREAKS):
             return True
-        failures, where = taking
-        failures.append((_told(record.exc_info[1]), where))
+        if record.exc_info:
+            failures, where = taking
+            failures.append((_told(record.exc_info[1]), where))
         return False
 
 
+_OF_GRAPH_BREAKS = "torch._dynamo.variables.tensor"  # at `item()`
 _failures = _Failures()
-logging.getLogger("torch._dynamo.convert_frame").addFilter(_failures)
+for _name in ("torch._dynamo.convert_frame", _OF_GRAPH_BREAKS):
+    logging.getLogger(_name).addFilter(_failures)
 
 
 class _Configured:

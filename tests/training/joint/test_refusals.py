@@ -117,7 +117,7 @@ def _computes_gradients(x):
 
 REFUSED = {
     "a custom Function": (lambda x: Double.apply(x).sin(), "custom autograd Function"),
-    "nothing but views of an input": (lambda x: (x, x.view(-1)), "no result needs a gradient"),
+    "nothing but views of an input": (lambda x: (x, x.view(-1)), "is an input or a view of one"),
     "a hook on a value": (_hooked, "register_hook"),
     "checkpoint": (_checkpointed, "get_rng_state"),
     "no gradient": (lambda x: x.argmax() + 1, "no result needs a gradient"),
