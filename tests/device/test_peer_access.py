@@ -330,7 +330,7 @@ def test_wrong_devices_and_pairs_are_named():
     process("""
 from staticrt.errors import AllocatorError
 for wrong, text in ((5, "unreachable is 5\\n  fix: give a list of pairs"), ("01", "unreachable is '01'"),
-                    ([5], "5 is no pair"), ([(0, 0)], "(0, 0) is no pair"), ([(0, 9)], "a device's number is 9")):
+                    ([5], "5 is not a pair"), ([(0, 0)], "(0, 0) is not a pair"), ([(0, 9)], "a device's number is 9")):
     try:
         enable(devices=2, unreachable=wrong)
     except AllocatorError as error:
