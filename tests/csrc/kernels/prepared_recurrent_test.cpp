@@ -3,6 +3,7 @@
 #include <array>
 #include <cmath>
 
+#include "kernels/driver.h"
 #include "kernels/prepared_util.h"
 #include "test.h"
 
@@ -117,6 +118,24 @@ TEST(recurrent_layers_are_cut_by_the_batch) {
     }
   }
 }
+
+CASES(
+    steps_of_a_layer_are_the_operators,
+    {"staticrt::recurrent_steps f(5,3,8) f(3,2) f(3,2) f(8,2) f(8) 0 False",
+     "staticrt::recurrent_steps f(5,3,6) f(3,2) None f(6,2) f(6) 1 True",
+     "staticrt::recurrent_steps f(5,3,2) f(3,2) None f(2,2) None 2 False",
+     "staticrt::recurrent_steps f(1,3,2) f(3,2) None f(2,2) None 3 True",
+     "=?staticrt::recurrent_steps f(5,3,8) f(3,2) None f(8,2) f(8) 0 False",
+     "=?staticrt::recurrent_steps f(5,3,7) f(3,2) f(3,2) f(8,2) f(8) 0 False",
+     "=?staticrt::recurrent_steps f(5,3,2) f(3,2) None f(2,2) None 4 False",
+     "=?staticrt::recurrent_steps d(5,3,2) f(3,2) None f(2,2) None 2 False",
+     "staticrt::recurrent_steps_backward f(5,3,2) f(3,2) f(3,2) f(3,2) f(3,2) f(8,2) f(5,3,2) f(5,3,2) "
+     "f(5,3,8) 0 False",
+     "staticrt::recurrent_steps_backward f(5,3,2) f(3,2) f(0) f(3,2) None f(6,2) f(5,3,2) f(5,3,2) "
+     "f(5,3,6) 1 True",
+     "staticrt::recurrent_steps_backward f(5,3,2) f(3,2) f(0) f(3,2) None f(2,2) f(5,3,2) f(0) f(0) 2 False",
+     "=?staticrt::recurrent_steps_backward f(4,3,2) f(3,2) f(0) f(3,2) None f(2,2) f(5,3,2) f(0) f(0) 2 "
+     "False"});
 
 // One layer in one direction, as training runs it.
 TEST(steps_of_a_layer_and_their_gradients_equal_tensors_of_any_strides) {
