@@ -68,9 +68,9 @@ class Call {
 
   // Arguments on meta tensors, whose storages are shared as the originals' are. Devices are meta.
   torch::jit::Stack on_meta() const;
-  // Arguments on CPU tensors over the kernels' addresses, but for outs, which the operator may resize: empty
-  // ones, or over copies of their storages, so that it sees what they share with other arguments. Devices are
-  // the CPU, the generator a CPU generator of the seed taken at construction.
+  // Arguments on CPU tensors over the kernels' addresses. The operator may resize outs, which are therefore
+  // empty tensors, or tensors over copies of their storages where it must see what they share with other
+  // arguments. Devices are the CPU; the generator is a CPU generator of the seed taken at construction.
   enum class Outs { kEmpty, kCopied };
   torch::jit::Stack on_cpu(Outs outs) const;
   // Arguments on CPU tensors of zeros, laid out as the originals.

@@ -149,7 +149,10 @@ def _size(known: _Known, size: torch.SymInt) -> fx.Node:
 
 
 def _known_sizes(graph: fx.GraphModule, missing: set[fx.Node]) -> _Known:
-    """Text of a size expression -> function that makes a node with its value from the placeholders but `missing`."""
+    """Text of a size expression -> function that makes a node with its value.
+
+    The value comes from a placeholder that is not `missing`.
+    """
     known: _Known = {}
     for node in graph.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")

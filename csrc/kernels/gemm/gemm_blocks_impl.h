@@ -33,9 +33,9 @@ constexpr int64_t kLine = 16;   // floats of a cache line
 constexpr int kPerLine = kLine > kLanes ? std::min<int>(kLine / kLanes, kVectors) : 1;  // vectors of a panel
 constexpr int64_t kWhole = 0;
 
-// The part of the next panels that is fetched into the second-level cache while a block is summed. Weights
-// are read once per call, and other layers have evicted them: a first block that waits for every line of a
-// panel takes twice as long.
+// What is fetched into the second-level cache while a block is summed: a part of the next panels, or lines of
+// the output that the next block writes. Weights are read once per call, and other layers have evicted them:
+// a first block that waits for every line of a panel takes twice as long.
 struct Upcoming {
   const float* next = nullptr;
   int64_t step = 0;  // floats per k; one line is fetched per k

@@ -9,7 +9,7 @@
 namespace staticrt {
 namespace {
 
-constexpr int64_t kFewTerms = 64;  // of fewer, fetching C takes as long as the sums
+constexpr int64_t kFewTerms = 64;  // with at most so many, waiting for C takes as long as the sums
 
 void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   for (int64_t m0 = 0; m0 < g.m; m0 += kChunkRows) {
