@@ -27,6 +27,10 @@ inline constexpr size_t kMaxRegionUnits = 4096;         // larger segments run i
 // ---- the simulated accelerator ------------------------------------------------------------------------
 
 inline constexpr uint64_t kMostPendingKernels = 1024;  // of a stream; then the host waits, as on CUDA
+inline constexpr size_t kMaxInferenceWords = 1 << 18;  // 2 MiB of keys of known results
+inline constexpr size_t kMaxSimReports = 100;          // texts kept; all are counted
+inline constexpr uint64_t kMaxSimRuns = 4096;          // of bytes of one view whose races are looked for
+inline constexpr size_t kMaxPoisonBytes = 64 << 20;    // of one allocation; limits host memory
 
 // ---- blocks that stay in a cache ----------------------------------------------------------------------
 
@@ -35,8 +39,18 @@ inline constexpr int64_t kBlasBandBytes = 1 << 19;   // output rows of one call 
 inline constexpr int64_t kMinBlasRows = 384;         // fewer do not repay packing the weights anew
 inline constexpr int64_t kPanelFloats = 1 << 18;     // panels of a convolution that reads its weight in place
 inline constexpr int64_t kProductRowUnit = 12;       // rows between two cuts of a product
-inline constexpr int64_t kMaxTurnedRows = 256;       // rows of a tall product that are packed at once
-inline constexpr int64_t kTreeRowsPerBlock = 128;    // their features stay while all trees are walked
+inline constexpr int64_t kEvictingFloats = 1 << 20;  // reading them empties a second-level cache
+inline constexpr int64_t kMaxRepeated = 512;  // elements gathered once: a tile holds several times as many
+inline constexpr int64_t kMinRepeats = 8192;  // elements, for which a gathered row has to serve
+inline constexpr int64_t kMinBlocked = 4096;  // elements walked by blocks: fewer stay in the first cache
+inline constexpr int64_t kMinSide = 8;        // of such a block, in elements
+inline constexpr int64_t kMaxSide = 64;
+inline constexpr int64_t kMinTransposed = 4;          // rows of elements that are gathered
+inline constexpr int64_t kMinGatheredRow = 8;         // of one element: shorter ones are faster transposed
+inline constexpr int64_t kRecurrentRowsOfThread = 4;  // fewer rows cost a product nearly as much
+inline constexpr int64_t kFewTerms = 64;  // with at most so many, waiting for C takes as long as the sums
+inline constexpr int64_t kMaxTurnedRows = 256;     // rows of a tall product that are packed at once
+inline constexpr int64_t kTreeRowsPerBlock = 128;  // their features stay while all trees are walked
 inline constexpr int64_t kAttentionBlockRows = 48;
 inline constexpr int64_t kAttentionBlockKeys = 1024;
 inline constexpr int64_t kAttentionFewRows = 4;
@@ -61,10 +75,15 @@ inline constexpr int64_t kMaxInPlacePixelsOfOneTap = 1024;  // nothing is gather
 inline constexpr int64_t kMaxOwnDilatedWork = 2'000'000;    // more, and oneDNN's call costs little
 inline constexpr double kMinLiveShare = 0.5;                // of the taps of a dilated convolution
 inline constexpr int64_t kMinWinogradChannels = 16;
-inline constexpr double kMinWinogradGain = 1.15;  // its weights take 16/9 or 4 times the memory
-inline constexpr int64_t kMinTileRow = 64;        // shorter rows are gathered into tiles
-inline constexpr size_t kMaxChainNodes = 32;      // of a pointwise chain
-inline constexpr int64_t kFewChannels = 4;        // images of so few are transposed pixel by pixel
+inline constexpr double kMinWinogradGain = 1.15;        // its weights take 16/9 or 4 times the memory
+inline constexpr int64_t kMinTileRow = 64;              // shorter rows are gathered into tiles
+inline constexpr size_t kMaxChainNodes = 32;            // of a pointwise chain
+inline constexpr int64_t kMinRowsPackedEachCall = 160;  // of a product with AVX2
+inline constexpr int64_t kMaxPlaneWork = 250'000;       // multiply-adds of a depthwise convolution by planes
+inline constexpr float kMaxWinogradRange = 256;  // of the largest pixels of a tile and of an output's window
+inline constexpr int64_t kMaxPooledElements = 24'000;  // windows of planes times their taps, then eager
+inline constexpr int64_t kMaxGatheredElements = 4096;  // single elements, then eager
+inline constexpr int64_t kFewChannels = 4;             // images of so few are transposed pixel by pixel
 
 // ---- autotuning: what measuring may cost --------------------------------------------------------------
 
@@ -99,7 +118,6 @@ inline constexpr int kCapacityTries = 6;               // between the bound and 
 inline constexpr int64_t kPreparedPatience = 16;    // misses after which a signature must come twice
 inline constexpr size_t kPreparedNodes = 64 * 512;  // of all prepared programs that are kept
 inline constexpr size_t kRememberedMisses = 1024;
-inline constexpr size_t kMaxBackwardPlans = 16;     // by which gradients are undefined or unneeded
 inline constexpr size_t kMaxKeptBlocks = 16;        // small blocks of a size and thread
 inline constexpr size_t kFewPairs = 256;            // of memory compared one by one; more are sorted
 inline constexpr int64_t kMaxFixedBytes = 1 << 20;  // of a fixed output, or twice what it is made of
@@ -118,6 +136,16 @@ inline constexpr size_t kMostProgramGraphs = 16;  // of one frame and stream; th
 inline constexpr int kGraphCredit = 32;           // of a program; one that has used it up has no more graphs
 inline constexpr int kCaptureCost = 2;            // a launch gives 1 back
 inline constexpr int kFailedCaptureCost = 11;
+inline constexpr int kRunsOfRest = 256;    // without graphs, of a program that has used up its credit
+inline constexpr int kCreditOfRested = 3;  // with which it tries again
+// Runs on other streams after which a new one takes the place of a stream; doubled where that was in vain.
+inline constexpr uint64_t kMinRunsElsewhere = 16;
+inline constexpr uint64_t kMaxRunsElsewhere = 1024;
+inline constexpr int64_t kMinLentBytes = 32 << 10;    // of an input or output in which other values may lie
+inline constexpr int64_t kFewLentBytes = 64;          // the same, where that lowers a run's peak
+inline constexpr int64_t kSmallArenaBytes = 4 << 20;  // of which so few bytes are a share
+inline constexpr size_t kMaxSmallLoans = 4096;        // values that are looked at for that
+inline constexpr int64_t kMinApartBytes = 32 << 10;   // of values that may have an allocation of their own
 
 // ---- allocator ----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "common/tuning.h"
 #include "simulated/inference_key.h"
 
 namespace staticrt::simulated {
@@ -193,8 +194,6 @@ std::shared_ptr<const Inference> ask(const Call& call) {
   return sizes_depend_on_values(call.op()) ? nullptr : answer_on(call.on_zeros());
 }
 
-constexpr size_t kMaxWords = 1 << 18;  // 2 MiB of keys
-
 // What a thread has asked before. It starts anew when it is full.
 class Answers {
  public:
@@ -203,7 +202,7 @@ class Answers {
     return found == answers_.end() ? nullptr : &found->second;
   }
   void keep(InferenceKey key, std::shared_ptr<const Inference> answer) {
-    if (words_ + key.words().size() > kMaxWords) {
+    if (words_ + key.words().size() > tuning::kMaxInferenceWords) {
       answers_.clear();
       words_ = 0;
     }

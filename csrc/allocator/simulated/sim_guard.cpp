@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/tuning.h"
+
 namespace staticrt::alloc {
 namespace {
 
@@ -13,7 +15,7 @@ uint8_t* bytes_at(const SimMemory& memory, Addr address) {
 }  // namespace
 
 void SimGuard::poison(const SimMemory& memory) const {
-  const Bytes wanted = std::min(size_bytes, kMostPoisonBytes);
+  const Bytes wanted = std::min(size_bytes, Bytes{tuning::kMaxPoisonBytes});
   if (memory.usable(address, wanted)) std::memset(bytes_at(memory, address), kPoison, wanted);
 }
 

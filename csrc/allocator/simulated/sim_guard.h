@@ -19,7 +19,6 @@ namespace staticrt::alloc {
 struct SimGuard {
   static constexpr uint8_t kPoison = 0xff;
   static constexpr uint8_t kRedzone = 0xa5;
-  static constexpr Bytes kMostPoisonBytes = 64 * kMiB;  // of one allocation; limits host memory
 
   uint64_t owner = 0;  // number of the allocation
   Addr address = 0;

@@ -27,6 +27,7 @@
 #include "allocator/simulated/sim_memory.h"
 #include "allocator/simulated/sim_races.h"
 #include "allocator/simulated/sim_streams.h"
+#include "common/tuning.h"
 
 namespace staticrt::alloc {
 
@@ -85,7 +86,7 @@ class SimOracle {
   void unmapped(const std::vector<SimMemory::Extent>& extents);
 
   void report(std::string text) {
-    if (reports_.size() < kMaxReports) reports_.push_back(std::move(text));
+    if (reports_.size() < tuning::kMaxSimReports) reports_.push_back(std::move(text));
     ++report_count_;
   }
   const std::vector<std::string>& reports() const { return reports_; }
@@ -97,7 +98,6 @@ class SimOracle {
   bool is_live_address(Addr address) const { return live_.count(address) > 0; }
 
  private:
-  static constexpr size_t kMaxReports = 100;  // texts kept; all are counted
   struct Live {
     Bytes size_bytes = 0;
     uint64_t owner = 0;

@@ -16,6 +16,7 @@
 #include "allocator/core/types.h"
 #include "allocator/simulated/byte_cells.h"
 #include "allocator/simulated/vector_clock.h"
+#include "common/tuning.h"
 
 namespace staticrt::alloc {
 
@@ -32,9 +33,8 @@ struct SimRange {
   Bytes run_bytes = 0;   // of one run; 0: all bytes are one
   std::vector<Step> steps = {};
 
-  // Calls visit(begin, end) for the runs, in any order. At most kMostRuns, so that a view of very many is
-  // followed in part: races may be missed then, but no false one is reported.
-  static constexpr uint64_t kMostRuns = 4096;
+  // Calls visit(begin, end) for the runs, in any order. At most tuning::kMaxSimRuns, so that a view of very
+  // many is followed in part: races may be missed then, but no false one is reported.
   template <class Visit>
   void runs(Visit visit) const {
     if (run_bytes == 0) {
@@ -43,7 +43,7 @@ struct SimRange {
     }
     std::vector<uint64_t> at(steps.size(), 0);
     Addr begin = address;
-    for (uint64_t done = 0; done < kMostRuns; ++done) {
+    for (uint64_t done = 0; done < tuning::kMaxSimRuns; ++done) {
       visit(begin, begin + run_bytes);
       size_t step = steps.size();
       for (; step > 0; --step) {

@@ -46,8 +46,6 @@ int64_t PaddedPlane::taps(const float* buffer, int64_t oh, const float** where, 
 
 namespace {
 
-constexpr int64_t kMaxPlaneWork = 250'000;  // multiply-adds
-
 struct DepthwisePlanes {
   ConvPlan p;
   PaddedPlane padded;
@@ -199,7 +197,7 @@ std::optional<PreparedCall> depthwise_pixels(const ConvPlan& p, PrepareRequest& 
 std::optional<PreparedCall> prepare_depthwise(const ConvPlan& p, PrepareRequest& request) {
   if (p.channels_last && p.group_out() == 1) return depthwise_pixels(p, request);
   // For large images oneDNN, which eager takes, is faster; for small ones its call costs more.
-  if (p.channels_last || p.w.taps() > kMaxTaps || p.multiply_adds() > kMaxPlaneWork ||
+  if (p.channels_last || p.w.taps() > kMaxTaps || p.multiply_adds() > tuning::kMaxPlaneWork ||
       !p.weight_operand.meta.is_contiguous()) {
     return std::nullopt;
   }

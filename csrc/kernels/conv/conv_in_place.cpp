@@ -82,7 +82,7 @@ struct InPlaceConv {
 
   // Output pixels [first, first + count) into a panel: row c * taps + tap holds what they read there.
   void gather(char* const* bases, int64_t first, int64_t count, const float* zeros, float* panel) const {
-    constexpr int64_t kMostWidth = 32;
+    constexpr int64_t kMostWidth = 32;  // pixels of a panel
     const GemmKernels& kernels = gemm_kernels();
     const float* from[kMostWidth];
     for (int64_t tap = 0; tap < p.w.taps(); ++tap) {

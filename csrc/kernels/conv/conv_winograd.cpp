@@ -21,7 +21,6 @@ namespace staticrt {
 namespace {
 
 constexpr int64_t kPanelsAtOnce = 2;
-constexpr float kMostRange = 256;  // of the largest pixels of a tile and of an output's window
 
 struct WinogradConv {
   ConvPlan p;
@@ -115,7 +114,7 @@ struct WinogradConv {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
         const float window = std::max({of_line[i][j], of_line[i + 1][j], of_line[i + 2][j]});
-        if (window * kMostRange < largest) return true;
+        if (window * tuning::kMaxWinogradRange < largest) return true;
       }
     }
     return false;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "common/tuning.h"
 #include "kernels/data_movement/indices.h"
 #include "kernels/reduction/row_kernels.h"
 #include "kernels/registry/prepare_args.h"
@@ -119,8 +120,7 @@ SRT_PREPARE("aten::gather", prepare_gather) {
   const Blocks from = blocks_of(x->meta, dim, dim);
   const Blocks to = blocks_of(index->meta, dim, dim);
   // For many single elements eager's kernel is faster; for few its call costs more.
-  constexpr int64_t kMostElements = 4096;
-  if (to.inner == 1 && to.outer * to.middle > kMostElements) return std::nullopt;
+  if (to.inner == 1 && to.outer * to.middle > tuning::kMaxGatheredElements) return std::nullopt;
   const Indices indices = indices_of(*index);
   const Operand source = x->where;
   const Operand target = out.where;

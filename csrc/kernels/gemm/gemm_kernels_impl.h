@@ -1,6 +1,7 @@
 // Bodies of the matrix products, included once per instruction set (kernels/instruction_set.cpp.in).
 #pragma once
 
+#include "common/tuning.h"
 #include "kernels/gemm/gemm_blocks_impl.h"
 #include "kernels/gemm/gemm_kernels.h"
 #include "kernels/gemm/gemm_pack_impl.h"
@@ -8,8 +9,6 @@
 
 namespace staticrt {
 namespace {
-
-constexpr int64_t kFewTerms = 64;  // with at most so many, waiting for C takes as long as the sums
 
 void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
   for (int64_t m0 = 0; m0 < g.m; m0 += kChunkRows) {
@@ -43,7 +42,7 @@ void multiply(const GemmArgs& g, int64_t begin, int64_t end) {
           const int64_t rows = std::min(stripe.rows, m_end - m);
           b.a = g.a + m * g.a_row + k0;
           b.c = g.c + m * g.c_row + n;
-          if (next_floats == 0 && k <= kFewTerms && m + rows + k <= g.m) {
+          if (next_floats == 0 && k <= tuning::kFewTerms && m + rows + k <= g.m) {
             b.upcoming = {b.c + rows * g.c_row, g.c_row, 0};  // a line of each of the next k rows of C
           } else {
             b.upcoming = Upcoming::share(next, next_floats, b.b, k, (m - m0) / stripe.rows, stripe.blocks);

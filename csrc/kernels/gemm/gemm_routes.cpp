@@ -51,8 +51,7 @@ bool reads_where_it_lies(const MatmulShape& s) {
 // Whether the route that packs a constant weight in each call is a candidate. `turned` is as fast for fewer
 // rows, and with AVX-512 also for more.
 bool repays_packing_each(const MatmulShape& s) {
-  constexpr int64_t kMinRows = 160;
-  return lanes() == 8 && s.m >= kMinRows;
+  return lanes() == 8 && s.m >= tuning::kMinRowsPackedEachCall;
 }
 
 // One row and a weight whose reading takes all the time. Measurements would find the weight in a cache,
@@ -149,15 +148,13 @@ float* aligned(std::vector<float>& x) {
   return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
 }
 
-constexpr int64_t kEvictingFloats = 1 << 20;  // reading them empties a second-level cache
-
 // Weights of a measurement. Each run reads others: in a model, other layers have evicted a weight from the
 // second-level cache, and kernels that find it there are not the fastest ones elsewhere.
 class Weights {
  public:
   Weights(int64_t floats, bool are_evicted)
       : step_((floats + 15) / 16 * 16),
-        count_(are_evicted ? std::max<int64_t>(1, kEvictingFloats / step_) : 1) {
+        count_(are_evicted ? std::max<int64_t>(1, tuning::kEvictingFloats / step_) : 1) {
     numbers_.resize(static_cast<size_t>(step_ * count_ + 16));
     for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = static_cast<float>(i % 17) * 0.125F - 1.0F;
   }

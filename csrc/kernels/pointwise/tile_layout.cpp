@@ -8,17 +8,11 @@
 
 namespace staticrt {
 
-static constexpr int64_t kMaxRepeated = 512;  // elements: a tile holds several times as many
-static constexpr int64_t kMinRepeats = 8192;  // elements, for which a gathered row has to serve
-static constexpr int64_t kMinBlocked = 4096;  // elements: fewer stay in the first cache
-static constexpr int64_t kMinSide = 8;        // of a block, in elements
-static constexpr int64_t kMaxSide = 64;
-
 static Repetition repetition_of(const TileProgram& p, const int64_t* byte_strides) {
   Repetition found{.period = p.sizes[0]};
   int d = 1;
   for (; d < p.num_dims && byte_strides[d] != 0; ++d) found.period *= p.sizes[d];
-  if (d == p.num_dims || found.period > kMaxRepeated) return {};
+  if (d == p.num_dims || found.period > tuning::kMaxRepeated) return {};
   found.elements = found.period;
   for (; d < p.num_dims && byte_strides[d] == 0; ++d) found.elements *= p.sizes[d];
   return found;
@@ -32,12 +26,13 @@ Repetition TileBuilder::repetition(const Move& gather) const {
 // Whether tiles of several rows have their operands adjacent, in one place, or gathered once for many tiles.
 static bool repeats_rows(const TileProgram& p, const std::vector<std::vector<int64_t>>& byte_strides,
                          const std::vector<int64_t>& bytes) {
-  if (p.sizes[0] > kMaxRepeated) return false;
+  if (p.sizes[0] > tuning::kMaxRepeated) return false;
   for (size_t i = 0; i < byte_strides.size(); ++i) {
     const auto& strides = byte_strides[i];
     bool dense = strides[0] == bytes[i];
     for (int d = 1; d < p.num_dims; ++d) dense &= strides[d] == strides[d - 1] * p.sizes[d - 1];
-    if (!dense && repetition_of(p, strides.data()).elements < std::min(p.numel, kMinRepeats)) return false;
+    if (!dense && repetition_of(p, strides.data()).elements < std::min(p.numel, tuning::kMinRepeats))
+      return false;
   }
   return true;
 }
@@ -67,23 +62,23 @@ struct TileBuilder::Space {
 // Where an operand is transposed, reorders the space so that tiles are blocks of both its memory and the
 // output's: otherwise a tile reads one element of each cache line.
 bool TileBuilder::block(Space& space) const {
-  if (program_->numel < kMinBlocked || space.sizes[0] < kMinSide) return false;
+  if (program_->numel < tuning::kMinBlocked || space.sizes[0] < tuning::kMinSide) return false;
   const auto transposed_dim = [&](size_t i) -> size_t {  // 0: there is none
     const auto bytes = static_cast<int64_t>(c10::elementSize(operands_[i].meta.dtype));
     const auto& strides = space.strides[i];
     if (operands_[i].is_output || strides[0] == 0 || strides[0] == bytes) return 0;
     for (size_t d = 1; d < strides.size(); ++d) {
-      if (strides[d] == bytes && space.sizes[d] >= kMinSide) return d;
+      if (strides[d] == bytes && space.sizes[d] >= tuning::kMinSide) return d;
     }
     return 0;
   };
   size_t dim = 0;
   for (size_t i = 0; i < operands_.size() && dim == 0; ++i) dim = transposed_dim(i);
   if (dim == 0) return false;
-  if (space.sizes[0] > kMaxSide) {
-    int64_t side = kMaxSide;
+  if (space.sizes[0] > tuning::kMaxSide) {
+    int64_t side = tuning::kMaxSide;
     while (space.sizes[0] % side != 0) --side;
-    if (side < kMinSide || space.sizes.size() == kMaxTileDims) return false;
+    if (side < tuning::kMinSide || space.sizes.size() == kMaxTileDims) return false;
     space.split(side);
     ++dim;
   }

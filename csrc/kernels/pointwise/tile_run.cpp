@@ -11,8 +11,6 @@ namespace staticrt {
 namespace {
 
 using Pointers = char* [kMaxTileValues];
-constexpr int64_t kMinTransposed = 4;  // rows
-constexpr int64_t kMinRow = 8;         // of one element: shorter ones are faster transposed
 
 void find_roots(const TileProgram& p, char* const* bases, char* buffers, char** roots) {
   const auto count = static_cast<uint32_t>(p.values.size());
@@ -59,8 +57,8 @@ void move_linear(const TileProgram& p, const TileMove& move, char* tensor, char*
     const bool is_whole = index[0] == 0 && n >= width && p.num_dims > 1;
     const int64_t count = is_whole ? width : std::min(n, width - index[0]);
     const int64_t rows = is_whole ? std::min(n / width, p.sizes[1] - index[1]) : 1;
-    if (gather && rows >= kMinTransposed && bytes == sizeof(float) && strided.row == bytes &&
-        (strided.element != 0 || count < kMinRow)) {
+    if (gather && rows >= tuning::kMinTransposed && bytes == sizeof(float) && strided.row == bytes &&
+        (strided.element != 0 || count < tuning::kMinGatheredRow)) {
       row_copies().transpose(reinterpret_cast<float*>(buffer), count, reinterpret_cast<const float*>(at),
                              strided.element / bytes, count, rows);
     } else if (gather) {

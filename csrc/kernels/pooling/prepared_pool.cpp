@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/tuning.h"
 #include "kernels/conv/conv_plan.h"
 #include "kernels/reduction/row_kernels.h"
 
@@ -216,9 +217,8 @@ void read_window(const PrepareRequest& request, Window* w) {
 // Narrow windows of planes, added one by one: for many of them eager's kernel is faster; for few its call
 // costs more.
 bool is_left_to_eager(const Pool& p) {
-  constexpr int64_t kMostElements = 24'000;
   return !p.channels_last && !p.is_by_rows() && p.w.kernel_w < 32 &&
-         p.batch * p.channels * p.w.out_h * p.w.out_w * p.w.taps() > kMostElements;
+         p.batch * p.channels * p.w.out_h * p.w.out_w * p.w.taps() > tuning::kMaxPooledElements;
 }
 
 int64_t workspace_of(const Pool& p) {

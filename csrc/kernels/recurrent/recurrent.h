@@ -278,14 +278,14 @@ struct Recurrent {
 
 // Rows of the batch are independent: each thread runs all steps of its own rows, with a single fork.
 struct RecurrentRows {
-  static constexpr int64_t kLeastRows = 4;  // fewer rows cost a product nearly as much
   Grid grid;
   int num_threads = 1;
   int64_t part_floats = 0;
   std::vector<Recurrent> parts;
 
   RecurrentRows(const Recurrent& whole, int threads)
-      : num_threads(static_cast<int>(std::clamp<int64_t>(whole.batch / kLeastRows, 1, threads))) {
+      : num_threads(
+            static_cast<int>(std::clamp<int64_t>(whole.batch / tuning::kRecurrentRowsOfThread, 1, threads))) {
     grid = {.rows = whole.batch, .cell_ns = whole.row_ns_of_all()};
     const Cut cut = cut_of(grid, num_threads);
     for (int64_t part = 0; part < cut.parts(); ++part) {

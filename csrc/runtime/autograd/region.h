@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "common/tuning.h"
 #include "runtime/call/executable.h"
 
 namespace staticrt {
@@ -76,7 +75,7 @@ struct RegionPlan {
   // Inputs that the region writes and whose values no result depends on: kept as they are, without a copy.
   std::vector<bool> unread_inputs;
   bool draws_random = false;
-  size_t max_plans = tuning::kMaxBackwardPlans;  // of each segment; at the next one all are dropped
+  size_t max_plans = 1;  // of each segment; at the next one all are dropped
 };
 
 // What a node calls to get other plans, and to run the region again eagerly.

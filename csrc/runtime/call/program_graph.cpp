@@ -12,10 +12,6 @@
 
 namespace staticrt {
 
-constexpr uint64_t kMostRunsElsewhere = 1024;  // doubled up to here where a place was taken in vain
-constexpr int kRunsOfRest = 256;               // without graphs, of a program that has used up its credit
-constexpr int kCreditOfRested = 3;             // with which it tries again
-
 static bool acts_outside(const Node& node) {
   return node.has_effects && node.written_args.empty();
 }
@@ -302,9 +298,9 @@ ProgramGraphs::OnStream* ProgramGraphs::on_current_stream(const DeviceMemory& me
     if (streams_.size() >= tuning::kMostStreams) {
       const OnStream& oldest = streams_.back();
       if (uses_ - oldest.last_use < runs_elsewhere_) return nullptr;
-      runs_elsewhere_ = oldest.launches >= kFewestRunsElsewhere
-                            ? kFewestRunsElsewhere
-                            : std::min(2 * runs_elsewhere_, kMostRunsElsewhere);
+      runs_elsewhere_ = oldest.launches >= tuning::kMinRunsElsewhere
+                            ? tuning::kMinRunsElsewhere
+                            : std::min(2 * runs_elsewhere_, tuning::kMaxRunsElsewhere);
       streams_.pop_back();
     }
     found = streams_.insert(streams_.begin(),
@@ -342,7 +338,7 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
   const DeviceMemory* memory = nullptr;
   notes.note([&](Report& report) {
     if (!report.is_examined) examine(*prepared, report);
-    if (report.credit < 0 && ++report.credit == 0) report.credit = kCreditOfRested;
+    if (report.credit < 0 && ++report.credit == 0) report.credit = tuning::kCreditOfRested;
     if (report.credit > 0) memory = report.memory;
   });
   if (memory == nullptr) return false;
@@ -364,7 +360,7 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
       report.credit = std::min(report.credit + 1, tuning::kGraphCredit);
       report.why_not.clear();
       if (report.credit > 0) return;
-      report.credit = -kRunsOfRest;
+      report.credit = -tuning::kRunsOfRest;
       report.why_not = "the addresses of weights, or of tensors that it writes, change in every call";
     });
   } catch (const std::exception& error) {
@@ -375,7 +371,7 @@ bool ProgramGraphs::run(const std::shared_ptr<const PreparedProgram>& prepared,
     notes.note([&](Report& report) {
       report.why_not = of_torch ? of_torch->what_without_backtrace() : error.what();
       report.credit -= tuning::kFailedCaptureCost;
-      if (report.credit <= 0) report.credit = -kRunsOfRest;
+      if (report.credit <= 0) report.credit = -tuning::kRunsOfRest;
     });
     return false;
   }

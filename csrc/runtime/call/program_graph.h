@@ -21,13 +21,11 @@
 #include <span>
 #include <vector>
 
+#include "common/tuning.h"
 #include "device/driver_graphs.h"
 #include "runtime/execution_plan/prepared.h"
 
 namespace staticrt {
-
-// Runs on other streams before a new one gets the graphs' place of a stream.
-inline constexpr uint64_t kFewestRunsElsewhere = 16;
 
 // Whether it, or a body of it, draws random numbers; operators with effects that may do so count as well.
 bool draws_random(const Node& node);
@@ -62,10 +60,10 @@ class ProgramGraphs {
   OnStream* on_current_stream(const DeviceMemory& memory);
   bool shares_written_memory(std::span<const InputView> inputs) const;
 
-  const std::vector<ValueId> stay_, written_;       // ascending
-  std::vector<OnStream> streams_;                   // the one used last comes first
-  uint64_t uses_ = 0;                               // runs so far
-  uint64_t runs_elsewhere_ = kFewestRunsElsewhere;  // after which a stream counts as no longer used
+  const std::vector<ValueId> stay_, written_;            // ascending
+  std::vector<OnStream> streams_;                        // the one used last comes first
+  uint64_t uses_ = 0;                                    // runs so far
+  uint64_t runs_elsewhere_ = tuning::kMinRunsElsewhere;  // after which a stream counts as no longer used
 };
 
 }  // namespace staticrt

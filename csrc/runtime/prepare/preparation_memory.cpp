@@ -2,17 +2,12 @@
 #include <algorithm>
 #include <optional>
 
+#include "common/tuning.h"
 #include "device/host_limit.h"
 #include "runtime/prepare/preparation.h"
 
 namespace staticrt {
 namespace {
-
-constexpr int64_t kMinLentBytes = 32 << 10;    // of an input or output in which other values may lie
-constexpr int64_t kFewLentBytes = 64;          // the same, where that lowers a run's peak
-constexpr int64_t kSmallArenaBytes = 4 << 20;  // of which so few bytes are a share
-constexpr size_t kMaxSmallLoans = 4096;        // values that are looked at for that
-constexpr int64_t kMinApartBytes = 32 << 10;   // of values that may have an allocation of their own
 
 // Adds `bytes` to each moment of [begin, end).
 void add_load(std::vector<int64_t>& load, size_t begin, size_t end, int64_t bytes) {
@@ -78,8 +73,9 @@ void Preparation::find_early_outputs(Lending lending) {
 // An arena exists from the first node to the last and is as large as the peak. Values that are allocated one
 // by one exist only while they live, but each costs an allocation in each run.
 bool Preparation::may_be_apart() const {
-  return regions_.empty() && std::any_of(on_.specs.begin(), on_.specs.end(),
-                                         [](const auto& spec) { return spec.size_bytes >= kMinApartBytes; });
+  return regions_.empty() && std::any_of(on_.specs.begin(), on_.specs.end(), [](const auto& spec) {
+           return spec.size_bytes >= tuning::kMinApartBytes;
+         });
 }
 
 // What a run holds at each node besides its arena, inputs that others have excepted.
@@ -248,7 +244,7 @@ void Preparation::lay_out(const DeviceMemory& memory, Lending lending, bool apar
   }
   for (planner::Loan& loan : on_.loans) loan.borrowers = static_cast<int32_t>(on_.planned.size());
   planner::Apart large;
-  if (apart) large = {kMinApartBytes, static_cast<int32_t>(on_.specs.size())};
+  if (apart) large = {tuning::kMinApartBytes, static_cast<int32_t>(on_.specs.size())};
   on_.plan = planner::plan_shared(
       on_.specs, on_.overwrites, on_.copies, on_.loans, memory.alignment(), planner::Effort::kDefault,
       [this](std::span<const planner::Spec> groups, int64_t alignment, planner::Effort effort) {
@@ -261,7 +257,7 @@ void Preparation::lay_out(const DeviceMemory& memory, Lending lending, bool apar
 // Steps on a device write tensors of their own: only donated inputs share bytes with results there.
 void Preparation::choose_layout(const DeviceMemory& memory) {
   const PreparedOptions& options = result_.options_;
-  lay_out(memory, {kMinLentBytes, options.early_outputs}, false);
+  lay_out(memory, {tuning::kMinLentBytes, options.early_outputs}, false);
   if (options.keeps_arena || !memory.is_host() || host_memory_is_limited() || !options.donated.empty())
     return;
   const auto peak = [&] { return on_.plan.arena_bytes + std::ranges::max(bytes_beside_arena()); };
@@ -275,11 +271,12 @@ void Preparation::choose_layout(const DeviceMemory& memory) {
     best = on_;
   };
   const bool apart = may_be_apart();
-  if (apart) attempt({kMinLentBytes, options.early_outputs}, true);
-  const bool is_small = best.plan.arena_bytes > 0 && best.plan.arena_bytes <= kSmallArenaBytes &&
-                        best.specs.size() <= kMaxSmallLoans;
-  if (is_small && !options.early_outputs) attempt({kFewLentBytes, false, planner::Lend::kLast}, false);
-  if (is_small) attempt({kFewLentBytes, true, planner::Lend::kLast}, false);
+  if (apart) attempt({tuning::kMinLentBytes, options.early_outputs}, true);
+  const bool is_small = best.plan.arena_bytes > 0 && best.plan.arena_bytes <= tuning::kSmallArenaBytes &&
+                        best.specs.size() <= tuning::kMaxSmallLoans;
+  if (is_small && !options.early_outputs)
+    attempt({tuning::kFewLentBytes, false, planner::Lend::kLast}, false);
+  if (is_small) attempt({tuning::kFewLentBytes, true, planner::Lend::kLast}, false);
   on_ = std::move(best);
 }
 

@@ -3,6 +3,7 @@
 
 #include "allocator/device_fixture.h"
 #include "allocator/simulated/sim_races.h"
+#include "common/tuning.h"
 
 namespace staticrt::test {
 namespace {
@@ -111,7 +112,7 @@ TEST(range_of_a_view_has_its_runs) {
   const SimRange many{.address = 0, .size_bytes = 1 << 20, .run_bytes = 1, .steps = {{100000, 2}}};
   uint64_t seen = 0;
   many.runs([&](Addr, Addr) { ++seen; });
-  EXPECT_EQ(seen, SimRange::kMostRuns);
+  EXPECT_EQ(seen, tuning::kMaxSimRuns);
 }
 
 TEST(sim_race_names_both_operators_and_what_is_missing) {
