@@ -207,6 +207,47 @@ def other_settings() -> dict[str, Any]:
     }
 
 
+def autograd_flags() -> Callable[[], None]:
+    """A function that gives the calling thread the flags of autograd that it has now, besides gradients and inference mode."""
+    c = torch._C
+    multithreading, forward = c._is_multithreading_enabled(), c._is_fwd_grad_enabled()
+    view_replay = c._is_view_replay_enabled()
+
+    def put() -> None:
+        c._set_multithreading_enabled(multithreading)
+        c._set_fwd_grad_enabled(forward)
+        c._set_view_replay_enabled(view_replay)
+
+    return put
+
+
+_autograd: Any = torch._C._autograd
+saved_tensors_hooks_are_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
+
+
+def settings_of_torch() -> tuple[Callable[[], Any], ...]:
+    """C functions without arguments whose answers decide no result of an operator, so only a model that asks depends on them."""
+    names = (
+        *("_is_multithreading_enabled", "_is_fwd_grad_enabled", "_is_view_replay_enabled", "_get_warnAlways"),
+        *(
+            "_is_grad_layout_enforcement_enabled",
+            "_get_autograd_fallback_mode",
+            "_get_graph_executor_optimize",
+        ),
+        "_debug_only_are_vmap_fallback_warnings_enabled",
+    )
+    found = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
+    return (*found, torch.get_num_interop_threads, _autograd._profiler_enabled)
+
+
+def default_process_group() -> str:
+    """What `torch.distributed` says of its default group; "": there is none."""
+    group: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if group is None or not group.is_initialized():
+        return ""
+    return f"{group.get_rank()} of {group.get_world_size()} by {group.get_backend()}"
+
+
 def fx_is_tracing() -> bool:
     """Whether `torch.fx.symbolic_trace` is tracing in this thread. torch's own flag is of the process."""
     if not torch.fx._symbolic_trace.is_fx_symbolic_tracing():

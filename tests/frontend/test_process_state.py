@@ -3,9 +3,11 @@
 import contextlib
 import threading
 import time
+import types
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import staticrt
@@ -233,6 +235,80 @@ def test_a_model_that_reads_a_flag_follows_it(name):
             assert not torch.equal(function(x), first)
             for _ in range(3):
                 assert torch.equal(compiled(x), function(x))
+
+
+def _of_c(read, write):
+    return getattr(torch._C, read), getattr(torch._C, write), True, False
+
+
+@contextlib.contextmanager
+def _group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+_future = torch.__future__
+# What decides no result of an operator: its reader, its writer, two values.
+SETTINGS = {
+    "multithreading": _of_c("_is_multithreading_enabled", "_set_multithreading_enabled"),
+    "forward gradients": _of_c("_is_fwd_grad_enabled", "_set_fwd_grad_enabled"),
+    "view replay": _of_c("_is_view_replay_enabled", "_set_view_replay_enabled"),
+    "saved tensors' hooks": (
+        torch._C._autograd._saved_tensors_hooks_is_enabled,
+        lambda on: (
+            torch._C._autograd._saved_tensors_hooks_enable()
+            if on
+            else torch._C._autograd._saved_tensors_hooks_disable("", False)
+        ),
+        *(True, False),
+    ),
+    "warnings": (torch.is_warn_always_enabled, torch.set_warn_always, False, True),
+    "swapping": (
+        _future.get_swap_module_params_on_conversion,
+        _future.set_swap_module_params_on_conversion,
+        *(False, True),
+    ),
+    "overwriting": (
+        lambda: _future._overwrite_module_params_on_conversion,
+        _future.set_overwrite_module_params_on_conversion,
+        *(False, True),
+    ),
+    "digits": (
+        lambda: torch._tensor_str.get_printoptions()["precision"],
+        lambda digits: torch.set_printoptions(precision=digits),
+        *(4, 7),
+    ),
+    "hub": (lambda: len(torch.hub.get_dir()), torch.hub.set_dir, "/some", "/others"),
+    "process group": (
+        lambda: dist.get_world_size() if dist.is_initialized() else 3,
+        None,
+        *(None, None),
+    ),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_model_that_reads_a_setting_follows_it(name, gradients):
+    asks, write, first, second = SETTINGS[name]
+    holder = types.SimpleNamespace(asks=asks)
+    compiled = staticrt.compile(lambda x: x * (2.0 + holder.asks()))
+    x = torch.ones(3, requires_grad=gradients)
+    if write is not None:
+        write(first)
+    for _ in range(2):
+        want = 2.0 + asks()
+        for _ in range(3):
+            assert compiled(x).tolist() == [want] * 3
+        with _group() if write is None else _put(lambda: first, write, second):
+            assert want != 2.0 + asks()
+            for _ in range(3):
+                assert compiled(x).tolist() == [2.0 + asks()] * 3
+    asks_the_trace = name == "saved tensors' hooks"
+    assert bool(compiled.explain().eager) is asks_the_trace
 
 
 @pytest.mark.usefixtures("num_threads_stays")

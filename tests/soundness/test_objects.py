@@ -5,6 +5,7 @@ import copy
 import functools
 import json
 import numbers
+import operator
 
 import pytest
 import torch
@@ -170,7 +171,28 @@ def class_by_position(x):
     return name(x, x.shape[0])
 
 
+_CLASS_OF = operator.attrgetter("__class__")
+
+
+def class_by_getter(x):
+    return _CLASS_OF(x.shape[0]).__name__, _CLASS_OF(x + 1) is torch.Tensor
+
+
+def class_by_getter_made_here(x):
+    return operator.attrgetter("__class__.__name__")(x.shape[0])
+
+
+def class_by_call_of_type(x):
+    return type.__call__(type, x) is torch.Tensor
+
+
+def methods_of_int(x):
+    n = x.shape[0]
+    return int.__add__(n, 3), int.__mul__(n, n), int.__lt__(n, 3), functools.reduce(int.__mul__, x.shape, 1)
+
+
 OF_SIZES = [
+    *(class_by_getter, class_by_getter_made_here, class_by_call_of_type, methods_of_int),
     *(type_of_tensor, class_of_tensor, type_as_key, type_by_map, size_is_int, size_is_integral, type_of_size),
     *(
         size_has,

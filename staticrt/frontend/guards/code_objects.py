@@ -7,13 +7,20 @@ an id is also faster than hashing code, which hashes each constant.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterable
 from typing import Concatenate, ParamSpec, TypeVar
 
 _R = TypeVar("_R")
 _P = ParamSpec("_P")
+_OTHERS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _MOST = 4096  # results of one function
+
+
+def takes_arguments(code: types.CodeType) -> bool:
+    """Whether a function with this code has parameters."""
+    return bool(code.co_argcount or code.co_kwonlyargcount or code.co_flags & _OTHERS)
 
 
 class CodeSet:

@@ -26,12 +26,13 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from staticrt.frontend.tracing import autocast
 from staticrt.native import _C
+from staticrt.torch_private import saved_tensors_hooks_are_enabled, settings_of_torch
 
 _PURE = _C.CallWatcher.PURE
 _EFFECT = _C.CallWatcher.EFFECT
 _LOUD = _C.CallWatcher.LOUD_EFFECT
 
-_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec"})
+_BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec", "__import__"})
 # Functions that Dynamo runs only while it compiles, or runs differently: it does not move an item of a dict to the end.
 MISSED_BY_DYNAMO = frozenset(
     {
@@ -39,6 +40,7 @@ MISSED_BY_DYNAMO = frozenset(
         *("__subclasses__", "cache_info", "locked"),
         "move_to_end",
         "is_inference_mode_enabled",
+        "find_spec",
         *("set_int_max_str_digits", "get_int_max_str_digits"),
     }
 )
@@ -123,7 +125,10 @@ _TYPES = (
 _CACHES = "functools._lru_cache_wrapper"
 _METHODS = frozenset({"type.__subclasses__", f"{_CACHES}.cache_info", f"{_CACHES}.cache_clear"})
 # Functions without arguments and effects: their answers are compared in each call, by value.
-ANSWERED: tuple[Any, ...] = (os.getcwd, os.getpid, _thread.get_ident, _thread.get_native_id)
+ANSWERED: tuple[Any, ...] = (
+    *(os.getcwd, os.getpid, _thread.get_ident, _thread.get_native_id),
+    *settings_of_torch(),
+)
 _LOCKS: tuple[type, ...] = (
     *(_thread.LockType, _thread.RLock, threading.Condition),
     *(threading.Semaphore, threading.Event, threading.Barrier),
@@ -301,6 +306,8 @@ def effect_of(function: Any) -> str | None:
     """What a C function does besides computing, or None."""
     name = getattr(function, "__name__", "")
     owner = getattr(function, "__self__", None)
+    if function is saved_tensors_hooks_are_enabled:  # not while a backward is traced
+        return f"calls {name}()"
     if isinstance(owner, types.ModuleType) or owner is None:
         module = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
         if module == "builtins":

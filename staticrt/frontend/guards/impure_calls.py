@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import gc
-import importlib
+import importlib.util
 import inspect
 import sys
 import types
@@ -42,7 +42,14 @@ from staticrt.frontend.guards.model_builtins import (
     is_symbolic,
     uses_other_names,
 )
-from staticrt.frontend.guards.reads import LOOKS_UP_MODULE, Reads, is_layer_file, looks_up_modules
+from staticrt.frontend.guards.reads import (
+    LOOKS_UP_MODULE,
+    Reads,
+    is_layer_file,
+    looks_up_modules,
+    returns_setting,
+)
+from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import is_torch_file, is_user_code, is_user_file, signal_handlers, user_frame
 from staticrt.frontend.tracing import autocast
@@ -52,6 +59,9 @@ from staticrt.native import _C
 _KINDS = _C.CallWatcher
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 _IMPORT = importlib.import_module.__code__
+# What an import runs for a module that has not been imported, and what only asks whether it is there.
+_FIND_MODULE: types.CodeType = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
+_FIND_SPEC = importlib.util.find_spec.__code__
 _SYMBOLIC: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TEXT_OF_NUMBER = {id(kind.__repr__.__code__) for kind in _SYMBOLIC}
 _HASH_OF_NUMBER = {id(kind.__hash__.__code__) for kind in _SYMBOLIC}
@@ -161,12 +171,16 @@ class Watcher:
         if is_torch_file(filename):
             if is_layer_file(filename):
                 self._reads.enter(frame)
-            return _KINDS.LOUD
+                return _KINDS.LOUD
+            return _KINDS.LOUD | (_KINDS.REPORTED if returns_setting(code) else 0)
         module = library_module(filename)
         if module is None:
             return _KINDS.IGNORED
-        if module == "linecache" or (module == "importlib" and code.co_name == "_find_and_load"):
-            return _KINDS.SILENT  # it reads source files, or imports, as it does in eager: once
+        if module == "linecache" or code is _FIND_MODULE:
+            kind = _KINDS.SILENT  # it reads source files, or imports, as it does in eager: once
+            return kind | (_KINDS.REPORTED if code is _FIND_MODULE else 0)
+        if code is _FIND_SPEC:
+            return _KINDS.SILENT | _KINDS.REPORTED
         if module == "importlib" and filename.startswith("<frozen"):
             return _KINDS.IGNORED
         self._reads.library(frame)
@@ -198,13 +212,17 @@ class Watcher:
         caller = _model_frame(frame.f_back)
         if caller is None:
             return  # torch's own
-        if id(code) in _TEXT_OF_NUMBER:
+        if returns_setting(code):
+            self._reads.setting(frame)
+        elif id(code) in _TEXT_OF_NUMBER:
             self._show(frame.f_locals["self"], caller)
         elif id(code) in _HASH_OF_NUMBER:
             if (caller.f_globals.get("__name__"), caller.f_code.co_name) not in _DO_WITHOUT_HASH:
                 self._need_constants(caller)
         elif code is _IMPORT:
             self._reads.imports(frame.f_locals["name"], caller)
+        elif code is _FIND_MODULE or code is _FIND_SPEC:
+            self._reads.looks_for(frame.f_locals["name"])
         else:
             module = library_module(code.co_filename) or ""
             effect = library_effect(module, code.co_name)
@@ -264,11 +282,11 @@ class Watcher:
         handed_on = effect_handed_on(frame)
         if handed_on is not None:
             self._note(handed_on, frame)
-        if _asks_for_class(frame):
+        self._reads.enter(frame)
+        if self._snapshot.gets_classes or _asks_for_class(frame):
             if not self._constants:
                 self._need_constants(frame)
             self.asks_for_class = self.asks_for_class or _place(frame)
-        self._reads.enter(frame)
 
     def _is_kept(self, name: str, scope: dict[str, Any]) -> bool:
         return self._snapshot.follows_code and name in scope and not name.startswith("__")
@@ -350,7 +368,7 @@ def _asks_for_class(frame: types.FrameType) -> bool:
     if _MATCH_CLASS in code.co_code[::2] and {"int", "float", "bool"} & {*code.co_names}:
         return True
     if "__class__" not in code.co_names:
-        return False
+        return {"__class__", "attrgetter"} <= names_of(code)
     instructions = list(dis.get_instructions(code))
     return any(
         instruction.argval == "__class__"
@@ -419,7 +437,7 @@ def _model_frame(frame: types.FrameType | None) -> types.FrameType | None:
 
 def _is_internal(what: str) -> bool:
     """Whether something is without effect where Python's library does it: files in memory, generated code, limits, locks of its own."""
-    return what == "calls exec()" or what.startswith(
+    return what in ("calls exec()", "calls __import__()") or what.startswith(
         (
             *("calls _io.StringIO", "calls _io.BytesIO", "calls sys.get", "calls gc.get"),
             *("calls gc.isenabled", "calls _thread.lock", "calls _thread.RLock"),

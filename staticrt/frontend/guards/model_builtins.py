@@ -39,6 +39,8 @@ def uses_other_names(frame: types.FrameType) -> bool:
     names = frame.f_code.co_names
     if "builtins" in names and scope.get("builtins") is builtins and {"type", "isinstance"} & {*names}:
         return True
+    if {"type", "__call__"} <= {*names}:
+        return True
     values = (*(scope.get(name) for name in names), *frame.f_locals.values())
     return any(value is type or value is isinstance for value in values)
 

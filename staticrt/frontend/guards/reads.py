@@ -8,6 +8,7 @@ reported by the builtins that look them up (`model_builtins.py`).
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import dis
 import functools
 import os
@@ -18,14 +19,21 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code
-from staticrt.frontend.guards.effects import effect_of_partial, is_lock, is_own_random, library_module
+from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code, takes_arguments
+from staticrt.frontend.guards.effects import (
+    ANSWERED,
+    effect_of_partial,
+    is_lock,
+    is_own_random,
+    library_module,
+)
 from staticrt.frontend.guards.late_effects import module_look_ups, names_modules
 from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_values import cell_content
 from staticrt.frontend.reasons import is_torch_file, is_trace_file, is_user_file
 from staticrt.native import _C
+from staticrt.torch_private import default_process_group
 
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
@@ -68,11 +76,20 @@ _OF_PYTHON = frozenset(
 )
 _SUPPRESS = frozenset({"suppress", "__exit__"})
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
+_PROCESS_GROUPS = os.path.join("distributed", "distributed_c10d.py")
 # Files of torch that run for a model as in eager; other files may run for the tracer.
 _LAYERS = tuple(
     os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), *parts)
     for parts in (("nn", ""), ("functional.py",), ("distributions", ""), ("_jit_internal.py",))
 )
+
+
+@cached_by_code
+def returns_setting(code: types.CodeType) -> bool:
+    """Whether a function of torch may return a setting: it has no parameters, or asks for a process group."""
+    return is_torch_file(code.co_filename) and (
+        not takes_arguments(code) or code.co_filename.endswith(_PROCESS_GROUPS)
+    )
 
 
 @functools.cache
@@ -85,6 +102,32 @@ def looks_up_modules(frame: types.FrameType) -> bool:
     """Whether code that begins may read `sys.modules` by names that it computes."""
     names = names_of(frame.f_code)
     return "modules" in names and "sys" in names and not names_modules(frame.f_code)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleIsThere:
+    """Whether a module has been imported or can be found, as `import` finds it."""
+
+    name: str
+
+    def __call__(self) -> bool:
+        if self.name in sys.modules:
+            return sys.modules[self.name] is not None
+        package = self.name.rpartition(".")[0]
+        path = None
+        if package:
+            if not ModuleIsThere(package)():
+                return False
+            # Of a package that has not been imported, only an import tells.
+            path = getattr(sys.modules.get(package), "__path__", None)
+            if path is None:
+                return package not in sys.modules
+        finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        return any(finder.find_spec(self.name, path) is not None for finder in finders)
+
+    @property
+    def __name__(self) -> str:
+        return f"import {self.name}"
 
 
 class Reads:
@@ -162,15 +205,33 @@ class Reads:
         if "environ" in names or "getenv" in names:
             self._environment()
 
+    def setting(self, frame: types.FrameType) -> None:
+        """Model code calls a function of torch that may return a setting: the variables that it reads, and what it asks C for."""
+        code, scope = frame.f_code, frame.f_globals
+        if not self._snapshot.follows_code or code in self._codes:
+            return
+        self._codes.add(code)
+        if code.co_filename.endswith(_PROCESS_GROUPS):
+            self._snapshot.add_answer(default_process_group)
+            return
+        found = {name: scope[name] for name in global_names(code) & scope.keys()}
+        self._snapshot.add_scope(scope, [name for name, value in found.items() if not callable(value)])
+        for module in (value for value in found.values() if isinstance(value, types.ModuleType)):
+            for asked in (vars(module).get(name) for name in code.co_names):
+                if asked is not None and asked in ANSWERED:
+                    self._snapshot.add_answer(asked)
+
     def function(self, function: types.FunctionType) -> None:
         """Add what a function that does not run now would read by name."""
         names: set[str] = set()
         global_ones: set[str] = set()
+        imports: set[str] = set()
         codes = [function.__code__]
         while codes:
             code = codes.pop()
             names |= names_of(code)
             global_ones |= global_names(code)
+            imports |= imported_names(code)
             # What it computes with `getattr` is not told.
             self._snapshot.lists_attributes |= _lists_attributes(code, is_model=False)
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
@@ -184,6 +245,8 @@ class Reads:
             self._snapshot.add_scope(scope, wanted - scope.keys())
             imported = names & sys.modules.keys()
             self._snapshot.add_scope(sys.modules, imported)
+            for name in imports:
+                self.looks_for(name)
             for name in imported - scope.keys():
                 self._module(sys.modules[name], frozenset(names), None)
             held = [cell_content(cell) for cell in function.__closure__ or ()]
@@ -211,9 +274,14 @@ class Reads:
 
     def imports(self, name: str, frame: types.FrameType) -> None:
         """Model code imports a module by a name that it may have computed."""
-        if name in sys.modules:
+        if sys.modules.get(name) is not None:
             self._snapshot.add_scope(sys.modules, (name,))
             self._module(sys.modules[name], frozenset(self._snapshot.read_names), frame)
+
+    def looks_for(self, name: str) -> None:
+        """Model code imports a module that has not been imported, or asks whether it is there."""
+        if self._snapshot.follows_code:
+            self._snapshot.add_answer(ModuleIsThere(name))
 
     def _first_argument(self, frame: types.FrameType, first: Any) -> None:
         """Add the class of a method's first argument, of which it most likely is a function."""
@@ -229,11 +297,12 @@ class Reads:
         self, scope: dict[str, Any], name: str, names: frozenset[str], frame: types.FrameType | None
     ) -> None:
         value = scope[name]
-        if name.startswith("__"):
+        is_module = isinstance(value, types.ModuleType)
+        if name.startswith("__") and not is_module:  # `torch.__future__` is one
             return
         self._check_value(value, name, frame)
         self._snapshot.add_scope(scope, (name,))
-        if isinstance(value, types.ModuleType):
+        if is_module:
             self._module(value, names, frame)
 
     def _free(self, frame: types.FrameType, name: str, names: frozenset[str]) -> None:
@@ -248,8 +317,10 @@ class Reads:
         if name in _written_free(frame.f_code):
             self._refuse(f"writes the variable {name!r} of a function that has returned", frame)
 
-    def _module(self, module: types.ModuleType, names: frozenset[str], frame: types.FrameType | None) -> None:
+    def _module(self, module: Any, names: frozenset[str], frame: types.FrameType | None) -> None:
         """Names of a module, and of those in it."""
+        if not isinstance(module, types.ModuleType):
+            return  # `sys.modules` may hold None or any other object
         if (module.__name__, names) in self._done:
             return
         self._done.add((module.__name__, names))
@@ -323,6 +394,21 @@ def _hands_on(code: types.CodeType, name: str) -> bool:
 def global_names(code: types.CodeType) -> frozenset[str]:
     """Names that code looks up, or writes, as globals."""
     return frozenset(i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME")))
+
+
+@cached_by_code
+def imported_names(code: types.CodeType) -> frozenset[str]:
+    """Full names of the modules that code imports."""
+    steps = [
+        step
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT", "IMPORT_NAME")
+    ]
+    return frozenset(
+        step.argval
+        for level, _names, step in zip(steps, steps[1:], steps[2:], strict=False)
+        if step.opcode == _IMPORT_NAME and level.argval == 0
+    )
 
 
 @cached_by_code

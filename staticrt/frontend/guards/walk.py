@@ -126,6 +126,7 @@ class Walk:
         self.follows_code = follows_code
         self.names_are_told = False  # by `Reads`: those of all code that runs
         self.lists_attributes = False  # code may read attributes that it does not name
+        self.gets_classes = False  # it holds an `attrgetter` of `__class__`
         self.catches = False  # the model's code may go on after an error
         self.add_class(torch.nn.Parameter)  # a tensor's methods and operators
         for name, root in roots:
@@ -337,7 +338,9 @@ class Walk:
             self.add_model_names([re.match(r"operator.methodcaller\('(\w+)'", repr(value))[1]])  # type: ignore[index]
             return ()
         if isinstance(value, attrgetter):
-            self.add_model_names(name for names in value.__reduce__()[1] for name in str(names).split("."))
+            names = [name for path in value.__reduce__()[1] for name in str(path).split(".")]
+            self.gets_classes |= "__class__" in names
+            self.add_model_names(names)
             return ()
         if is_recorded(value):
             return [*self._cache(path, value), *self._object(path, value)]

@@ -10,6 +10,7 @@ import torch
 
 from staticrt import locks
 from staticrt.frontend.tracing import autocast, compiling
+from staticrt.torch_private import autograd_flags
 
 lock = locks.reentrant()
 
@@ -40,6 +41,7 @@ def tracing(oblivious: bool, autograd: bool = False) -> Iterator[None]:
     thread = compiling.thread
     before = thread.traces, thread.differentiates
     grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    put_flags = autograd_flags()
     dynamo = None
     thread.traces, thread.differentiates = True, autograd
     try:
@@ -51,6 +53,8 @@ def tracing(oblivious: bool, autograd: bool = False) -> Iterator[None]:
             torch.inference_mode(False),
             torch.set_grad_enabled(grad),
         ):
+            # Switching inference mode off has given these their defaults, and gives them back when it ends.
+            put_flags()
             yield
     finally:
         thread.traces, thread.differentiates = before

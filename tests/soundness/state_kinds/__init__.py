@@ -23,6 +23,7 @@ RUN_EAGERLY = frozenset(
     (
         *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
         *("digest", "computed_name_among_modules", "context_variable", "list_in_context_variable"),
+        "module_by_dunder_import",
     )
 )
 # What Dynamo's guards do not see, whatever the backend.
@@ -40,6 +41,7 @@ MISSED_BY_DYNAMO = frozenset(
         *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),
         *("forward_of_layer_class_patched", "hook_of_layer", "metaclass_attribute", "nested_list"),
         *("method_of_class_replaced", "new_attribute_of_module", "same_class_registered_with_abstract_one"),
+        *("module_that_is_blocked", "whether_a_module_is_there"),
         *("module_of_a_name_replaced", "recursion_limit", "rounding_of_decimals"),
         *("class_dict_by_computed_key", "ordered_dict_moved", "special_method_replaced", "version_of_buffer"),
     )

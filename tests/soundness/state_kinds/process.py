@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import operator
 import os
+import pathlib
 import sys
+import tempfile
 import types
 
 import torch
@@ -79,6 +82,84 @@ def module_imported_inside():
         return x * state_settings.SCALE
 
     return read, setter(settings, "SCALE")
+
+
+def _module_on_path(name):
+    """What puts a module into a folder of `sys.path` for numbers from 2 on, and takes it away for others."""
+    folder = tempfile.mkdtemp()
+
+    def restore():
+        sys.modules.pop(name, None)
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+    def change(number):
+        restore()
+        if number >= 2:
+            pathlib.Path(folder, f"{name}.py").write_text(f"SCALE = {number}\n")
+            sys.path.append(folder)
+        importlib.invalidate_caches()
+
+    change.restore = restore
+    return change
+
+
+@kind
+def module_that_may_be_absent():
+    def read(x):
+        try:
+            import staticrt_absent_one  # type: ignore[import-not-found]
+        except ImportError:
+            return x * 0.5
+        return x * staticrt_absent_one.SCALE
+
+    return read, _module_on_path("staticrt_absent_one")
+
+
+@kind
+def module_that_may_be_absent_by_computed_name():
+    def read(x):
+        try:
+            return x * importlib.import_module("_".join(["staticrt", "absent", "two"])).SCALE
+        except ImportError:
+            return x * 0.5
+
+    return read, _module_on_path("staticrt_absent_two")
+
+
+@kind
+def whether_a_module_is_there():
+    name = "staticrt_absent_three"
+    return lambda x: x * (5.0 if importlib.util.find_spec(name) else 1.0), _module_on_path(name)
+
+
+@kind
+def module_by_dunder_import():
+    def read(x):
+        try:
+            return x * __import__("staticrt_absent_four").SCALE
+        except ImportError:
+            return x * 0.5
+
+    return read, _module_on_path("staticrt_absent_four")
+
+
+@kind
+def module_that_is_blocked():
+    def read(x):
+        try:
+            import colorsys
+        except ImportError:
+            return x * 0.5
+        return x * len(colorsys.__name__)
+
+    def change(number):
+        sys.modules.pop("colorsys", None)
+        if number >= 2:
+            sys.modules["colorsys"] = None
+
+    change.restore = lambda: change(0)
+    return read, change
 
 
 @kind
