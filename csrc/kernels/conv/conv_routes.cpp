@@ -1,19 +1,17 @@
 // Which kernel a convolution of channels-last images takes: measured where several fit.
 #include "kernels/conv/conv_routes.h"
 
+#include <array>
+#include <functional>
 #include <vector>
 
 #include "common/tuning.h"
 #include "kernels/conv/conv_pixels.h"
 #include "kernels/gemm/gemm_kernels.h"
+#include "kernels/registry/evicted_floats.h"
 
 namespace staticrt {
 namespace {
-
-float* aligned(std::vector<float>& x, int64_t n) {
-  x.assign(static_cast<size_t>(n) + 16, 0.5F);
-  return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
-}
 
 // The side of Winograd's tiles; 0: the sum by its definition.
 using Side = int64_t;
@@ -22,32 +20,38 @@ PreparedCall prepare(const ConvPlan& plan, Side side, PrepareRequest& request) {
   return side == 0 ? *prepare_pixel_conv(plan, request) : prepare_winograd_conv(plan, side, request);
 }
 
-// The least of a few runs on weights and images that hold one number.
-int64_t time_ns(const ConvPlan& original, Side side) {
+// One way to compute a convolution, with buffers of its own.
+struct Way {
+  PreparedCall call;
+  EvictedFloats weights, workspace;
+
+  Way(const ConvPlan& p, Side side, PrepareRequest request)
+      : call(prepare(p, side, request)),
+        weights(request.derivations[0].size_bytes / 4),
+        workspace(request.workspace_bytes / 4, false) {}
+};
+
+// The least times of both sides.
+std::array<double, 2> times_ns(const ConvPlan& original, Side side, Side other) {
   ConvPlan p = original;
-  const auto now_ns = [&] { return measuring_clock_ns(p.num_threads); };
   p.x = {0, 0};
   p.out = {1, 0};
   p.bias = {2, 0};
+  EvictedFloats x(p.batch * p.in_channels * p.w.in_h * p.w.in_w, false);
+  EvictedFloats out(p.batch * p.out_channels * p.w.out_h * p.w.out_w);
+  EvictedFloats bias(p.out_channels, false);
   PrepareRequest request;
   request.first_derived = 3;
-  const PreparedCall call = prepare(p, side, request);
-  std::vector<float> x, out, bias, packed, workspace;
-  char* bases[] = {
-      reinterpret_cast<char*>(aligned(x, p.batch * p.in_channels * p.w.in_h * p.w.in_w)),
-      reinterpret_cast<char*>(aligned(out, p.batch * p.out_channels * p.w.out_h * p.w.out_w)),
-      reinterpret_cast<char*>(aligned(bias, p.out_channels)),
-      reinterpret_cast<char*>(aligned(packed, request.derivations[0].size_bytes / 4)),
-  };
-  auto* scratch = reinterpret_cast<char*>(aligned(workspace, request.workspace_bytes / 4));
-  int64_t least = 0;
-  for (int run = 0; run < 4; ++run) {  // the first one warms up
-    const int64_t start = now_ns();
-    call.run(call.params.get(), bases, scratch);
-    const int64_t ns = now_ns() - start;
-    if (run == 1 || (run > 1 && ns < least)) least = ns;
+  std::array<Way, 2> ways{Way(p, side, request), Way(p, other, request)};
+  std::vector<std::function<void()>> runs;
+  for (Way& way : ways) {
+    runs.emplace_back([&x, &out, &bias, &way, scratch = way.workspace.next()] {
+      char* bases[] = {x.next(), out.next(), bias.next(), way.weights.next()};
+      way.call.run(way.call.params.get(), bases, scratch);
+    });
   }
-  return least;
+  const std::vector<double> least = least_ns(runs, p.num_threads, tuning::kMaxRouteNs);
+  return {least[0], least[1]};
 }
 
 // F(4x4)'s weights take 20 floats per pair of channels more than F(2x2)'s. A model reads them from memory,
@@ -71,9 +75,9 @@ Side fastest(const ConvPlan& original, Side largest) {
                std::max(tuning::kMinMeasuredLines, p.num_threads * tuning::kMaxMeasuredMultiplyAdds / line));
   p.w.in_h -= p.w.out_h - lines;
   p.w.out_h = lines;
-  const auto direct = static_cast<double>(time_ns(p, 0));
   for (Side side = largest; side >= 2; side -= 2) {
-    if (direct > tuning::kMinWinogradGain * static_cast<double>(time_ns(p, side))) return side;
+    const auto [direct, winograd] = times_ns(p, 0, side);
+    if (direct > tuning::kMinWinogradGain * winograd) return side;
   }
   return 0;
 }

@@ -8,6 +8,7 @@
 
 #include "common/tuning.h"
 #include "kernels/gemm/gemm_plan.h"
+#include "kernels/registry/evicted_floats.h"
 
 namespace staticrt {
 namespace {
@@ -144,27 +145,6 @@ std::vector<int64_t> key_of(const MatmulShape& s) {
   return key;
 }
 
-float* aligned(std::vector<float>& x) {
-  return x.data() + (16 - reinterpret_cast<uintptr_t>(x.data()) / sizeof(float) % 16) % 16;
-}
-
-// Weights of a measurement. Each run reads others: in a model, other layers have evicted a weight from the
-// second-level cache, and kernels that find it there are not the fastest ones elsewhere.
-class Weights {
- public:
-  Weights(int64_t floats, bool are_evicted)
-      : step_((floats + 15) / 16 * 16),
-        count_(are_evicted ? std::max<int64_t>(1, tuning::kEvictingFloats / step_) : 1) {
-    numbers_.resize(static_cast<size_t>(step_ * count_ + 16));
-    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = static_cast<float>(i % 17) * 0.125F - 1.0F;
-  }
-  char* next() { return reinterpret_cast<char*>(aligned(numbers_) + step_ * (run_++ % count_)); }
-
- private:
-  int64_t step_, count_, run_ = 0;
-  std::vector<float> numbers_;
-};
-
 // Puts A's rows into panels as one thread of `turned` does.
 std::function<void()> packing_of(const MatmulShape& s, const Grid& grid, const float* a, char* scratch) {
   const int64_t rows = std::min(s.m, largest_tile(grid, cut_of(grid, s.num_threads)).row_end);
@@ -193,21 +173,15 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
           : nullptr;
   s.has_epilogue = false;
   const auto span = [](int64_t rows, int64_t row, int64_t cols, int64_t col) {
-    return static_cast<size_t>((rows - 1) * row + (cols - 1) * col + 1);
+    return (rows - 1) * row + (cols - 1) * col + 1;
   };
-  const auto fill = [](std::vector<float>& x) {
-    for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) * 0.125F - 1.0F;
-  };
-  std::vector<float> a(span(s.m, s.a_row, s.k, s.a_col));
-  Weights b(static_cast<int64_t>(span(s.k, s.b_k, s.n, s.b_n)), s.b_fixed);
-  std::vector<float> c(span(s.m, s.c_row, s.n, 1));
-  std::vector<float> bias(span(s.m, s.bias_row, s.n, s.bias_col));
-  fill(a);
-  fill(bias);
+  EvictedFloats a(span(s.m, s.a_row, s.k, s.a_col), false);  // the operator before has just written it
+  EvictedFloats b(span(s.k, s.b_k, s.n, s.b_n), s.b_fixed);
+  EvictedFloats c(span(s.m, s.c_row, s.n, 1), s.b_fixed);
+  EvictedFloats bias(span(s.m, s.bias_row, s.n, s.bias_col), false);
   const bool packs = std::find(routes.begin(), routes.end(), Route::kPacked) != routes.end();
-  Weights panels(packs ? gemm_kernels().packed_floats(s.k, s.n) : 1, packs);
-  char* bases[] = {reinterpret_cast<char*>(a.data()), b.next(), reinterpret_cast<char*>(c.data()),
-                   reinterpret_cast<char*>(bias.data()), panels.next()};
+  EvictedFloats panels(packs ? gemm_kernels().packed_floats(s.k, s.n) : 1, packs);
+  char* bases[] = {a.next(), b.next(), c.next(), bias.next(), panels.next()};
   s.a = {0, 0};
   s.b = {1, 0};
   s.c = {2, 0};
@@ -227,11 +201,13 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
     scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64;
     runs.emplace_back([&, run = calls.back().run, params = calls.back().params, scratch] {
       bases[1] = b.next();
+      bases[2] = c.next();
       bases[4] = panels.next();
       run(params.get(), bases, scratch);
     });
     if (route == Route::kTurned)
-      runs.emplace_back(packing_of(s, calls.back().grids.front(), a.data(), scratch));
+      runs.emplace_back(
+          packing_of(s, calls.back().grids.front(), reinterpret_cast<const float*>(bases[0]), scratch));
   }
   const std::vector<double> times = least_ns(runs, original.num_threads, tuning::kMaxRouteNs);
   auto time = times.begin();
