@@ -18,8 +18,7 @@ class EvictedFloats {
   explicit EvictedFloats(int64_t floats, bool is_evicted = true)
       : step_(std::max<int64_t>(1, (floats + kLine - 1) / kLine) * kLine),
         count_(is_evicted ? std::max<int64_t>(1, tuning::kEvictingFloats / step_) : 1),
-        numbers_(static_cast<size_t>(step_ * count_ + kLine)) {
-    for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i] = static_cast<float>(i % 17) * 0.125F - 1.0F;
+        numbers_(static_cast<size_t>(step_ * count_ + kLine), 0.5F) {
     first_ = numbers_.data() +
              (kLine - reinterpret_cast<uintptr_t>(numbers_.data()) / sizeof(float) % kLine) % kLine;
   }
