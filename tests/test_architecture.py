@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,28 @@ def test_every_tracked_file_is_read_and_has_a_room(files):
     assert expected <= {file.path for file in files.values()}
     homeless = [m for m in files if rank(m) is None and m not in (*FACADE, *PACKAGES_OF_ROOMS)]
     assert not homeless, f"no layer names the room of {homeless}"
+
+
+IMPORTS_ALONE = """
+import os, sys
+import torch
+for name in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            __import__(name)
+        except BaseException as error:
+            print(f"{name}: {error!r}", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_each_package_may_be_imported_first(files):
+    packages = sorted({name.rpartition(".")[0] for name in files if "." in name} - {"staticrt.models.bench.kit"})
+    command = [sys.executable, "-c", IMPORTS_ALONE, *packages]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_imports_go_down(files):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from staticrt.native import _C  # noqa: F401, loads the operators
 from staticrt.shapes.fake_results import (
     agree,
     contiguous_strides,
