@@ -160,12 +160,13 @@ def _dropout(tracer: Any, x: torch.Tensor, p: float, train: bool) -> torch.Tenso
 
 
 # Kept whole, a recurrent cell is one slow call; taken apart, its gates are one loop. The formulas are those of
-# torch's composite kernels, without their writes into chunks.
+# torch's composite kernels, without their writes into chunks, each of which would be made functional later.
 
 
-def _lstm_cell(
-    tracer: Any, x: torch.Tensor, state: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+def lstm_cell(
+    x: torch.Tensor, state: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `aten.lstm_cell`."""
     hidden, cell = state
     gates = aten.linear.default(hidden, w_hh, b_hh) + aten.linear.default(x, w_ih, b_ih)
     into, forget, new, out = gates.chunk(4, 1)
@@ -173,15 +174,10 @@ def _lstm_cell(
     return out.sigmoid() * next_cell.tanh(), next_cell
 
 
-def _gru_cell(
-    tracer: Any,
-    x: torch.Tensor,
-    hidden: torch.Tensor,
-    w_ih: Any,
-    w_hh: Any,
-    b_ih: Any = None,
-    b_hh: Any = None,
+def gru_cell(
+    x: torch.Tensor, hidden: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
 ) -> torch.Tensor:
+    """As `aten.gru_cell`."""
     from_x = aten.linear.default(x, w_ih, b_ih).chunk(3, 1)
     from_hidden = aten.linear.default(hidden, w_hh, b_hh).chunk(3, 1)
     reset = (from_hidden[0] + from_x[0]).sigmoid()
@@ -189,6 +185,17 @@ def _gru_cell(
     new = (from_x[2] + from_hidden[2] * reset).tanh()
     out: torch.Tensor = (hidden - new) * keep + new
     return out
+
+
+def rnn_cell(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """As `aten.rnn_tanh_cell` and `aten.rnn_relu_cell`."""
+
+    def cell(
+        x: torch.Tensor, hidden: torch.Tensor, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None
+    ) -> torch.Tensor:
+        return activation(aten.linear.default(hidden, w_hh, b_hh) + aten.linear.default(x, w_ih, b_ih))
+
+    return cell
 
 
 def _check_single_elements(x: torch.Tensor) -> None:
@@ -203,8 +210,8 @@ def _check_single_elements(x: torch.Tensor) -> None:
 
 _REWRITES: dict[Any, Callable[..., Any]] = {
     aten.dropout.default: _dropout,
-    aten.lstm_cell.default: _lstm_cell,
-    aten.gru_cell.default: _gru_cell,
+    aten.lstm_cell.default: lambda tracer, *args: lstm_cell(*args),
+    aten.gru_cell.default: lambda tracer, *args: gru_cell(*args),
     aten._native_multi_head_attention.default: fast_paths.attention,
     aten._transformer_encoder_layer_fwd.default: fast_paths.encoder_layer,
 }

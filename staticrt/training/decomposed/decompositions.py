@@ -1,4 +1,4 @@
-"""Replacements for decompositions of torch: recurrent networks, products, resizes, the CTC loss.
+"""Replacements for decompositions of torch: recurrent networks, products, resizes, the CTC loss, cosine similarity.
 
 Upstream's functions are replaced once, by functions that behave differently only in threads inside `recurrent_networks`
 or `eager_operators`.
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.tracing import composites
 from staticrt.training.decomposed.recurrent import whole_layer
 
 
@@ -37,7 +38,7 @@ def recurrent_networks() -> contextlib.AbstractContextManager[None]:
 
 
 def eager_operators() -> contextlib.AbstractContextManager[None]:
-    """Context manager: this thread records products, resizes of images and CTC losses as the operators that eager calls.
+    """Context manager: this thread records products, resizes of images, CTC losses and cosine similarities as eager computes them.
 
     Upstream's decomposition of `matmul` imports sympy, also where all sizes are constants.
 
@@ -135,7 +136,17 @@ def _replace() -> None:
         for operator in (packet.default, packet.vec):
             _replace_kernels(operator, functools.partial(_resize, packet, operator))
     _replace_kernels(torch.ops.aten.matmul.default, _matmul)
-    torch.ops.aten.ctc_loss.IntList.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(_ctc_loss)
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    torch.ops.aten.ctc_loss.IntList.py_impl(composite)(_ctc_loss)
+    torch.ops.aten.cosine_similarity.default.py_impl(composite)(_cosine_similarity)
+    for name, cell in {
+        "lstm_cell": composites.lstm_cell,
+        "gru_cell": composites.gru_cell,
+        "rnn_tanh_cell": composites.rnn_cell(torch.tanh),
+        "rnn_relu_cell": composites.rnn_cell(torch.relu),
+    }.items():
+        operator = getattr(torch.ops.aten, name).default
+        operator.py_impl(composite)(_cell(operator, cell))
 
 
 def _replace_kernels(operator: Any, replaced: Callable[[Any], Any]) -> None:
@@ -175,6 +186,32 @@ def _matmul(kernel: Callable[..., Any]) -> Callable[..., Any]:
             return torch.ops.aten.matmul.default(a, b, *args, **kwargs)
 
     return matmul
+
+
+def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
+    """As torch's composite kernel, which raises the norms to `eps` by a write with gradients off."""
+    if not _thread.eager or x.dtype != y.dtype or not x.is_floating_point():
+        with torch._C._DisablePythonDispatcher():
+            return torch.ops.aten.cosine_similarity.default(x, y, dim, eps)  # type: ignore[no-any-return]
+
+    def normalised(x: Any) -> Any:
+        norm = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
+        with torch.no_grad():
+            missing = norm.clamp_min(eps) - norm
+        return x / (norm + missing)
+
+    x, y = torch.ops.aten.broadcast_tensors.default([x, y])
+    return (normalised(x) * normalised(y)).sum(dim)  # type: ignore[no-any-return]
+
+
+def _cell(operator: Any, cell: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        if _thread.recurrent:
+            return cell(*args)
+        with torch._C._DisablePythonDispatcher():
+            return operator(*args)
+
+    return run
 
 
 def _ctc_loss(

@@ -94,3 +94,20 @@ def test_rows_that_may_see_no_key_have_gradients(keys):
         want = torch.autograd.grad(attend(q, k, v, mask).square().sum(), (q, k, v))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert joint_calls(compiled) == 3
+
+
+def test_cosine_similarities_are_traced_with_their_backward():
+    """torch's composite kernel writes norms with gradients off, which no joint trace records."""
+    run = lambda x, y: F.cosine_similarity(x, y.sin(), dim=-1, eps=0.5)  # noqa: E731
+    compiled = joint(run)
+    for rows in (4, 2, 5):
+        x, y = torch.randn(rows, 1, 6, requires_grad=True), torch.randn(3, 6, requires_grad=True)
+        with torch.no_grad():
+            x[0] *= 0.01  # a norm below eps
+        results = []
+        for f in (compiled, run):
+            out = f(x, y)
+            first = torch.autograd.grad(out.square().sum(), (x, y), create_graph=True)
+            results.append((out, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), (x, y))))
+        torch.testing.assert_close(*results)
+    assert joint_calls(compiled) == 3, compiled.explain()
