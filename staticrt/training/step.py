@@ -8,6 +8,7 @@ the step ends are outputs of the Program; this file assigns them to `.grad`.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,8 +168,11 @@ class CompiledStep:
         self._num_stale += len(self._variants) - len(kept)
         self._variants = kept
         limit = self._options.max_traces
+        given_up = None
         if len(kept) + self._num_stale >= limit:
-            return Failure(f"more than max_traces={limit} traces", "", True)
+            given_up = _to_give_up(kept, call.key)
+            if given_up is None:
+                return Failure(f"more than max_traces={limit} traces", "", True)
         try:
             with long_work(f"tracing {self._name}", self._options.progress), seldom_collecting():
                 variant = self._trace(call)
@@ -177,7 +181,7 @@ class CompiledStep:
         except Exception as error:
             return self._fail(call.key, error, attempts)
         self._failures.pop(call.key.key, None)
-        self._variants.insert(0, variant)
+        self._variants = [variant, *(v for v in self._variants if v is not given_up)]
         return variant
 
     def _fail(self, key: CallKey, error: Exception, attempts: int) -> Failure:
@@ -314,6 +318,15 @@ class _Steps(dict):  # type: ignore[type-arg]
 
     def __reduce__(self) -> Any:
         return _Steps, ()
+
+
+def _to_give_up(variants: Sequence[Variant], key: CallKey) -> Variant | None:
+    """The variant that gives its place to a new one of `key`, as `CallStates.to_give_up` chooses among traces: the one used least recently."""
+    counts = Counter(variant.key.key for variant in variants)
+    most, count = counts.most_common(1)[0] if counts else (None, 0)
+    if count < counts[key.key] + 2:
+        return None
+    return next(variant for variant in reversed(variants) if variant.key.key == most)
 
 
 def _detached(value: torch.Tensor) -> torch.Tensor:

@@ -136,7 +136,6 @@ def test_state_that_differs_in_every_call_makes_a_bounded_number_of_traces(kind,
     assert "more than max_traces=16 traces" in explanation
 
 
-@pytest.mark.parametrize("mode", ["inference", "training"], indirect=True)
 @pytest.mark.filterwarnings("ignore:.*max_traces")
 def test_a_key_that_makes_a_trace_in_every_call_leaves_others_their_places(mode, traces):
     model = Scaled()
