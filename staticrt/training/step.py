@@ -22,7 +22,7 @@ from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import BROADCASTS, CannotTrace, is_interrupt, warn
+from staticrt.frontend.reasons import BROADCASTS, CannotTrace, ModelChanges, is_interrupt, warn
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, is_other_decision
@@ -189,7 +189,9 @@ class CompiledStep:
 
         reason, where = failure(error)
         # State that the first step creates (torch's optimisers, lazy modules) exists in the next one.
-        transient = not isinstance(error, CannotTrace) or "changes" in reason
+        transient = (
+            not isinstance(error, CannotTrace) or isinstance(error, ModelChanges) or "changes" in reason
+        )
         found = Failure(reason, where, not transient)
         self._failures[key.key] = (attempts + 1, found)
         if self._options.fullgraph and (found.impossible or attempts + 1 >= tuning.STEP_ATTEMPTS):

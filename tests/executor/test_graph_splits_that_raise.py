@@ -83,17 +83,26 @@ def test_what_was_written_is_not_written_twice(kind: str) -> None:
     assert answered > 0
 
 
-def test_a_model_that_sets_the_stance_of_torch_compile_runs_eagerly(capsys):
+def after_printing(x):
+    print("runs")
+    with torch.compiler.set_stance("default"):
+        return x * 2 + 1
+
+
+def after_a_branch(x):
+    y = x * 3 if x.sum() > 0 else x * 2
+    torch.compiler.set_stance("default")
+    return y
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("model", [after_printing, after_a_branch])
+def test_a_model_that_sets_the_stance_of_torch_compile_runs_eagerly(model, gradients):
     """Dynamo refuses that at work, also in the frames that it does not convert."""
-
-    def model(x):
-        y = x * 2
-        print("runs")
-        with torch.compiler.set_stance("default"):
-            return y + 1
-
-    for gradients in (False, True):
-        compiled = staticrt.compile(model)
-        for _ in range(2):
-            assert compiled(torch.ones(2, requires_grad=gradients)).tolist() == [3.0, 3.0]
-    assert capsys.readouterr().out == "runs\n" * 4
+    compiled = staticrt.compile(model)
+    for sign in (1, -1, 1):
+        x = torch.full((2,), float(sign), requires_grad=gradients)
+        assert compiled(x).tolist() == model(x).tolist()
+    (item,) = compiled.explain().eager
+    assert "set_stance" in item.reason
+    assert item.calls == 3

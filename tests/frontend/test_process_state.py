@@ -12,6 +12,7 @@ from torch import nn
 
 import staticrt
 from staticrt.frontend.guards import process_state
+from staticrt.frontend.tracing import fake_run
 from staticrt.native import _C
 
 
@@ -368,3 +369,30 @@ def _in_worker(function):
     ident, result = future.result()
     assert ident != threading.get_ident()
     return result
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_flag_that_another_thread_sets_during_a_trace_costs_a_bounded_number_of_traces(
+    times, gradients, monkeypatch
+):
+    left = iter(range(2 * times))
+    asked = []
+
+    def settings():
+        asked.append(1)
+        return {**process_state.settings(), "deterministic": next(left, -1)}
+
+    monkeypatch.setattr(fake_run, "settings", settings)
+    compiled = staticrt.compile(lambda x: x * 2)
+    for _ in range(9):
+        assert compiled(torch.ones(2, requires_grad=gradients)).tolist() == [2.0, 2.0]
+    (item,) = compiled.explain().eager
+    assert item.reason == "the model leaves another deterministic than it found"
+    if times == 1:
+        assert item.calls == 1
+        assert sum(trace.calls for trace in compiled.explain().traces) == 8
+    else:
+        assert item.calls == 9
+        assert len(asked) <= 6

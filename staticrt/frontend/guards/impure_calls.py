@@ -273,6 +273,9 @@ class Watcher:
 
     def _enter(self, frame: types.FrameType) -> None:
         code = frame.f_code
+        if "set_stance" in names_of(code):  # which raises where Dynamo is at work
+            self.even_in_parts = True
+            self._note("may call torch.compiler.set_stance()", frame)
         # The snapshot has those that there are, tells whether they changed and puts them back.
         written = sorted(name for name in global_writes(code) if not self._is_kept(name, frame.f_globals))
         if written:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -83,7 +83,7 @@ def run_on_fakes(
                 watcher.stop()
             left = [name for name, value in settings().items() if value != found[name]]
         if left:
-            raise CannotTrace(f"the model leaves another {left[0]} than it found", "", even_in_parts=True)
+            _refuse_settings(left)
         _check_memory(snapshot)
         snapshot.compared_tensors.update(tracer.inputs.lifted)
         changed = snapshot.changes()
@@ -101,12 +101,7 @@ def run_on_fakes(
         what, where = watcher.impure[0]
         if watcher.often_once:
             raise FirstCalls(f"the model {what}", where)
-        even_in_parts = (
-            watcher.even_in_parts
-            or snapshot.may_draw
-            or snapshot.reaches_coroutines()
-            or "set_stance" in snapshot.read_names  # which raises where Dynamo is at work
-        )
+        even_in_parts = watcher.even_in_parts or snapshot.may_draw or snapshot.reaches_coroutines()
         raise CannotTrace(f"the model {what}", where, even_in_parts)
     if watcher.needs_constants:
         raise NeedsConstants
@@ -138,6 +133,19 @@ def run_on_fakes(
             _check_output(out)
     outputs += flat
     return out_spec
+
+
+def _refuse_settings(names: list[str]) -> NoReturn:
+    """Raise: settings differ after the run. Another thread may have changed those that all threads share.
+
+    Calls with another value of a flag have another key, so it may be traced again; a trace with the other settings would
+    serve calls in which the model changes them.
+    """
+    shared = {name for name, of_thread in _C.process_flags() if not of_thread}
+    what = f"{names[0]} than it found"
+    if shared.issuperset(names):
+        raise ModelChanges([what], "leaves another ", even_in_parts=True)
+    raise CannotTrace(f"the model leaves another {what}", "", even_in_parts=True)
 
 
 def _check_memory(snapshot: Snapshot) -> None:
