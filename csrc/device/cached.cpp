@@ -2,6 +2,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "device/idle_memory.h"
 #include "device/streamed.h"
 
 namespace staticrt {
@@ -10,7 +11,10 @@ namespace {
 class CachedMemory final : public StreamedMemory {
  public:
   CachedMemory(at::Device device, c10::Allocator& arenas, GraphSource graphs)
-      : StreamedMemory(device, std::move(graphs)), arenas_(arenas) {}
+      : StreamedMemory(device, std::move(graphs)), arenas_(arenas) {
+    if (this->graphs() != nullptr && this->graphs()->tensors)
+      give_back_before_failure(*this->graphs()->tensors, *this);
+  }
 
   at::DataPtr allocate_arena(int64_t size_bytes) const override {
     if (size_bytes == 0) return {};

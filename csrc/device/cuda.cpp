@@ -2,8 +2,8 @@
 //
 // Note [Two allocators on one device]
 //   Tensors of callers come from torch's allocator, arenas from ours. Each caches memory that was freed; if
-//   an arena does not fit, torch's cache is emptied. torch cannot empty ours: Executable::trim() and
-//   staticrt.memory.empty_cache() do.
+//   an arena does not fit, idle arenas go and torch's cache is emptied. torch cannot empty ours:
+//   Executable::trim() and staticrt.memory.empty_cache() do.
 //
 // Note [Arenas of captured graphs]
 //   A replay writes where the capture did, at any time and on any stream. So an arena that is taken while the
@@ -13,6 +13,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "allocator/process/devices.h"
+#include "device/idle_memory.h"
 #include "device/streamed.h"
 
 namespace staticrt {
@@ -33,7 +34,9 @@ void release_cuda_arena(void* context) {
 class CudaMemory final : public StreamedMemory {
  public:
   CudaMemory(at::Device device, alloc::Device memory)
-      : StreamedMemory(device, {memory.driver, /*tensors=*/nullptr}), memory_(std::move(memory)) {}
+      : StreamedMemory(device, {memory.driver, /*tensors=*/nullptr}), memory_(std::move(memory)) {
+    give_back_before_failure(*memory_.allocator, *this);
+  }
 
   at::DataPtr allocate_arena(int64_t size_bytes) const override {
     if (size_bytes == 0) return {};

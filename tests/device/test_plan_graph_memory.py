@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import threading
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 import staticrt
 from tests.device.test_compiled_graphs import MODELS
 from tests.device.test_plan_graphs import SIM, check, graphs_of, pair
+from tests.support.threads import in_threads
 
 
 def arena_bytes(compiled):
@@ -178,6 +180,36 @@ def test_arenas_of_other_streams_give_way(sim, plan_graphs):
             for stream in streams:
                 with stream:
                     check(compiled, model, x)
+    finally:
+        sim.set_other_bytes(0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("plan_graphs", [False, True])
+def test_idle_arenas_of_other_programs_give_way(sim, order, plan_graphs):
+    """Eight threads have a stream and a program each; their arenas do not fit together."""
+
+    def model(x):
+        return (x[:, None] * x[None, :]).tanh().sum(0)
+
+    turn = threading.Lock()
+    calls = [staticrt.compile(model, plan_graphs=plan_graphs) for _ in range(8)]
+
+    def work(compiled):
+        with torch.no_grad(), torch.Stream(SIM):
+            for _ in range(4):
+                x = torch.randn(2048)
+                there = x.to(SIM)
+                with turn:
+                    y = compiled(there)  # is enqueued and may run late, when the arena has been given back
+                torch.testing.assert_close(y.cpu(), model(x))
+
+    staticrt.memory.empty_cache(device=SIM)
+    sim.set_other_bytes(sim.total_bytes - sim.used_bytes - (96 << 20))
+    try:
+        in_threads(work, calls)
+        assert sum(map(arena_bytes, calls)) > 96 << 20
+        torch.zeros(80 << 20, dtype=torch.uint8, device=SIM)  # nor may they take it from tensors
     finally:
         sim.set_other_bytes(0)
 

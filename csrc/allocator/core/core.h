@@ -59,7 +59,7 @@ struct Want {
   Context context;
 };
 
-// Called before growth fails; returns whether it freed anything. Runs without locks.
+// Gives memory back; returns whether it did. Runs without locks.
 using FreeCallback = std::function<bool()>;
 struct OomEvent {
   std::string device;
@@ -69,6 +69,8 @@ struct OomEvent {
   bool rejected = false;  // N13: refused before the driver was asked
 };
 using OomObserver = std::function<void(const OomEvent&)>;
+
+class Miss;  // miss.cpp
 
 // What each reclaim step gave; the "tried" line of the message.
 struct ReclaimLog {
@@ -282,6 +284,8 @@ class Core {
   Status hibernated(const Want& want);  // ok unless the pool is
   Status allocate_on_miss(Want& want, Addr* address);
   Status reclaim_steps(Want& want, Addr* address);
+  Status reclaim(Miss& miss, const Want& want);
+  bool ask_for_memory(const std::vector<FreeCallback>& asked);
   Block* steal(const Want& want);
   Block* overflow(const Want& want, Want* adopted);
   // Core mutex held: returns blocks whose events completed.
@@ -362,8 +366,9 @@ class Core {
     Bytes size = 0;
     StreamId stream{};
   };
-  std::map<Addr, Uncached> uncached;  // G12, N14
-  std::vector<FreeCallback> callbacks;
+  std::map<Addr, Uncached> uncached;         // G12, N14
+  std::vector<FreeCallback> callbacks;       // called before growth
+  std::vector<FreeCallback> last_callbacks;  // called before a request fails
   std::vector<OomObserver> observers;
   std::string broken;  // first illegal state move; every later call reports it
   bool delivering = false;

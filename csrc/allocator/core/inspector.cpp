@@ -210,5 +210,9 @@ void Inspector::add_free_callback(FreeCallback callback) {
   const Core::Lock lock(core_);
   core_.callbacks.push_back(std::move(callback));
 }
+void Inspector::add_last_free_callback(FreeCallback callback) {
+  const Core::Lock lock(core_);
+  core_.last_callbacks.push_back(std::move(callback));
+}
 
 }  // namespace staticrt::alloc

@@ -30,7 +30,8 @@ class Inspector {
   void annotate(const std::string& text);                // I7
   void attach_tracker(TraceTracker tracker);             // I6
   void attach_oom_observer(OomObserver observer);        // G10
-  void add_free_callback(FreeCallback callback);         // G1: asked for memory before growth fails
+  void add_free_callback(FreeCallback callback);         // G1: called at each miss, before growth
+  void add_last_free_callback(FreeCallback callback);    // G1: called before a request fails
 
  private:
   Core& core_;

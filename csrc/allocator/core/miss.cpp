@@ -70,8 +70,6 @@ Status Core::too_many_streams(StreamId stream) {
                                                 "use streams again instead of making new ones"));
 }
 
-namespace {
-
 // One missed request: tries to serve it after each step, and remembers what the steps gave.
 class Miss {
  public:
@@ -127,12 +125,86 @@ class Miss {
   bool done_ = false;
 };
 
-}  // namespace
-
 Status Core::allocate_on_miss(Want& want, Addr* address) {
   Status status = reclaim_steps(want, address);
   update_gate();  // growth may have come near the limit, or reclaim away from it
   return status;
+}
+
+// Whether one of these gave memory back. They are copied under the lock and called without any: a callback
+// may use the allocator.
+bool Core::ask_for_memory(const std::vector<FreeCallback>& asked) {
+  std::vector<FreeCallback> hooks;
+  {
+    const Lock lock(*this);
+    hooks = asked;
+  }
+  bool freed = false;
+  for (const FreeCallback& hook : hooks) freed |= hook();
+  return freed;
+}
+
+// Out of memory: no step served the request.
+Status Core::reclaim(Miss& miss, const Want& want) {
+  const Growth growth(*this);
+  SRT_TRY(hibernated(want));  // it may have been until now
+  // The thread that held the mutex before may have grown enough for this request too.
+  if (!compat && miss.search()) return Status::Ok();
+  bool capturing = false;
+  {
+    const Lock lock(*this);
+    capturing = captures.any();
+    if (!compat && !capturing) miss.log().freed("ready", poll_ready());
+    if (settings().stream_wait_reuse && !compat)
+      if (Block* block = steal(want)) {
+        miss.finish(block);
+        return Status::Ok();
+      }
+  }
+  if (settings().gc_threshold > 0) miss.log().freed("gc", collect_garbage());
+  if (miss.grow()) return miss.status();
+  if (!compat) {
+    if (miss.overflow()) return Status::Ok();
+    const Lock lock(*this);
+    Block* block = steal(want);
+    miss.log().freed("steal", block == nullptr ? 0 : block->size);
+    if (miss.finish(block)) return Status::Ok();
+  }
+  if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() && !capturing) {
+    const Bytes bytes = release_oversize(want);
+    if (compat ? bytes != 0 && miss.grow() : miss.retry("oversize", bytes)) return miss.status();
+  }
+  if (!compat) {
+    if (const Bytes bytes = caches->flush_all(); bytes != 0 && miss.retry("thread caches", bytes))
+      return miss.status();
+  }
+  if (!capturing) {
+    if (!compat && miss.retry("drain", drain())) return miss.status();
+    const Bytes bytes = flush();
+    {
+      const Lock lock(*this);
+      ++counters.alloc_retries;
+    }
+    miss.log().freed("flush", bytes);
+    if (compat ? miss.grow() : miss.retry("flush", bytes)) return miss.status();
+  }
+  if (compat && miss.overflow()) return Status::Ok();
+  if (!compat) {
+    // Growth maps at least 2 MiB granules; trimming less would have to be repeated.
+    const Bytes goal = round_up(want.size, kGranule);
+    Bytes total = 0;
+    for (Bytes bytes = trim(goal); bytes != 0; bytes = trim(goal)) {
+      total += bytes;
+      if (miss.retry("trim", total)) return miss.status();
+    }
+    miss.log().freed("trim", total);
+    Block* block = nullptr;
+    if (stitch(want, &block).ok()) {
+      const Lock lock(*this);
+      if (miss.finish(block)) return Status::Ok();
+    }
+  }
+  return miss.status();
 }
 
 Status Core::reclaim_steps(Want& want, Addr* address) {
@@ -141,80 +213,18 @@ Status Core::reclaim_steps(Want& want, Addr* address) {
     return Status::Oom(oom_text(want, Status::Oom("address"), ReclaimLog()));
   }
   Miss miss(*this, want, address);
-  // Copied under the lock, called without any: a callback may use the allocator.
-  std::vector<FreeCallback> hooks;
-  {
-    const Lock lock(*this);
-    hooks = callbacks;
-  }
-  bool freed = false;
-  for (const FreeCallback& hook : hooks) freed |= hook();
+  const bool freed = ask_for_memory(callbacks);
   SRT_TRY(hibernated(want));
   if (freed && miss.search()) return Status::Ok();
 
-  bool rejected = false;
+  Status status = reclaim(miss, want);
+  if (status.oom() && ask_for_memory(last_callbacks)) status = reclaim(miss, want);
+  if (!status.oom()) return status;
+  const bool rejected = status.text() == "rejected";
   std::string text;
   {
     const Growth growth(*this);
-    SRT_TRY(hibernated(want));  // it may have been until now
-    // The thread that held the mutex before may have grown enough for this request too.
-    if (!compat && miss.search()) return Status::Ok();
-    bool capturing = false;
-    {
-      const Lock lock(*this);
-      capturing = captures.any();
-      if (!compat && !capturing) miss.log().freed("ready", poll_ready());
-      if (settings().stream_wait_reuse && !compat)
-        if (Block* block = steal(want)) {
-          miss.finish(block);
-          return Status::Ok();
-        }
-    }
-    if (settings().gc_threshold > 0) miss.log().freed("gc", collect_garbage());
-    if (miss.grow()) return miss.status();
-    if (!compat) {
-      if (miss.overflow()) return Status::Ok();
-      const Lock lock(*this);
-      Block* block = steal(want);
-      miss.log().freed("steal", block == nullptr ? 0 : block->size);
-      if (miss.finish(block)) return Status::Ok();
-    }
-    if (settings().max_split_bytes != std::numeric_limits<Bytes>::max() && !capturing) {
-      const Bytes bytes = release_oversize(want);
-      if (compat ? bytes != 0 && miss.grow() : miss.retry("oversize", bytes)) return miss.status();
-    }
-    if (!compat) {
-      if (const Bytes bytes = caches->flush_all(); bytes != 0 && miss.retry("thread caches", bytes))
-        return miss.status();
-    }
-    if (!capturing) {
-      if (!compat && miss.retry("drain", drain())) return miss.status();
-      const Bytes bytes = flush();
-      {
-        const Lock lock(*this);
-        ++counters.alloc_retries;
-      }
-      miss.log().freed("flush", bytes);
-      if (compat ? miss.grow() : miss.retry("flush", bytes)) return miss.status();
-    }
-    if (compat && miss.overflow()) return Status::Ok();
-    if (!compat) {
-      // Growth maps at least 2 MiB granules; trimming less would have to be repeated.
-      const Bytes goal = round_up(want.size, kGranule);
-      Bytes total = 0;
-      for (Bytes bytes = trim(goal); bytes != 0; bytes = trim(goal)) {
-        total += bytes;
-        if (miss.retry("trim", total)) return miss.status();
-      }
-      miss.log().freed("trim", total);
-      Block* block = nullptr;
-      if (stitch(want, &block).ok()) {
-        const Lock lock(*this);
-        if (miss.finish(block)) return Status::Ok();
-      }
-    }
-    rejected = miss.status().text() == "rejected";
-    text = oom_text(want, miss.status(), miss.log());
+    text = oom_text(want, status, miss.log());
     const Lock lock(*this);
     ++counters.ooms;
   }

@@ -11,7 +11,14 @@ Frame::Frame(const BoundProgram& bound, const MemoryOptions& options)
   }
 }
 
+FramePool::FramePool(const BoundProgram& bound, const MemoryOptions& options)
+    : bound_(bound), options_(options) {
+  if (bound.memories.size() > 1)  // the first is the host
+    idle_memory_.emplace([this](const DeviceMemory& memory) { return give_back_idle(memory); });
+}
+
 FramePool::~FramePool() {
+  idle_memory_.reset();
   for (const Place& place : places_) delete place.frame.load();
 }
 
@@ -85,6 +92,17 @@ void FramePool::gather_idle() const {
     std::atomic<Frame*>& place = places_[(own + i) % kPlaces].frame;
     if (Frame* frame = place.exchange(nullptr, std::memory_order_acquire)) idle_.emplace_back(frame);
   }
+}
+
+bool FramePool::give_back_idle(const DeviceMemory& memory) {
+  return with_idle([&](const auto& idle) {
+    bool any = false;
+    for (const auto& frame : idle) {
+      any |= frame->arenas.give_back_on(memory);
+      any |= frame->memory.give_back_on(memory);
+    }
+    return any;
+  });
 }
 
 void FramePool::trim(bool all) {

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "device/idle_memory.h"
 #include "runtime/call/frame.h"
 
 namespace staticrt {
@@ -18,7 +20,7 @@ namespace staticrt {
 // a stream of the program's devices is captured, each call has a frame of its own.
 class FramePool {
  public:
-  FramePool(const BoundProgram& bound, const MemoryOptions& options) : bound_(bound), options_(options) {}
+  FramePool(const BoundProgram& bound, const MemoryOptions& options);
   ~FramePool();
   FramePool(const FramePool&) = delete;
   FramePool& operator=(const FramePool&) = delete;
@@ -51,6 +53,7 @@ class FramePool {
   bool capturing() const;
   std::unique_ptr<Frame> take_idle();
   void gather_idle() const;  // REQUIRES: mutex_ is held
+  bool give_back_idle(const DeviceMemory& memory);
 
   const BoundProgram& bound_;
   const MemoryOptions options_;
@@ -60,6 +63,7 @@ class FramePool {
   std::atomic<uint64_t> round_{0};  // frames of earlier rounds are destroyed when they are given back
   int64_t num_frames_ = 0;
   int64_t hits_of_gone_frames_ = 0;
+  std::optional<IdleMemory> idle_memory_;  // none: the program uses the host's alone
 };
 
 }  // namespace staticrt

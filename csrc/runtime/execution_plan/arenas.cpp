@@ -34,11 +34,15 @@ Arena& Arenas::make(const DeviceMemory& memory, c10::StreamId stream) {
   return made;
 }
 
-static std::vector<Arena*> with_bytes_beside(std::vector<Arena>& arenas, const Arena& beside) {
-  std::vector<Arena*> others;
-  for (Arena& arena : arenas)
-    if (&arena != &beside && arena.memory == beside.memory && arena.size_bytes > 0) others.push_back(&arena);
-  return others;
+bool Arenas::give_back_on(const DeviceMemory& memory, const Arena* except) {
+  bool any = false;
+  for (Arena& arena : arenas_) {
+    if (arena.memory != &memory || &arena == except) continue;
+    any |= arena.size_bytes > 0 || !arena.formers.empty();
+    keep_formers(arena, 0);
+    give_back(arena);
+  }
+  return any;
 }
 
 void Arenas::grow(Arena& arena, int64_t size_bytes) {
@@ -62,12 +66,7 @@ void Arenas::grow(Arena& arena, int64_t size_bytes) {
   try {
     arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
   } catch (const c10::OutOfMemoryError&) {  // those of other streams may be enough
-    const std::vector<Arena*> others = with_bytes_beside(arenas_, arena);
-    if (others.empty()) throw;
-    for (Arena* other : others) {
-      keep_formers(*other, 0);
-      give_back(*other);
-    }
+    if (!give_back_on(*arena.memory, &arena)) throw;
     arena.memory->grow_arena(arena.data, arena.size_bytes, size_bytes);
   }
 }

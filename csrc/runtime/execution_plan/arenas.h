@@ -109,6 +109,8 @@ class Arenas {
       if (arena.size_bytes > most_bytes) give_back(arena);
     }
   }
+  // Gives back all but that one; whether there was any.
+  bool give_back_on(const DeviceMemory& memory, const Arena* except = nullptr);
 
  private:
   void grow(Arena& arena, int64_t size_bytes);

@@ -171,6 +171,13 @@ void GroupMemory::detach() {
   }
 }
 
+bool GroupMemory::give_back_on(const DeviceMemory& memory) {
+  const bool any = std::ranges::any_of(
+      buffers_, [&](const Buffer& buffer) { return buffer.memory == &memory && buffer.size_bytes > 0; });
+  if (any) detach();
+  return any;
+}
+
 void GroupMemory::abandon_run(c10::IValue* slots) {
   for (const ValueId id : bound_.managed_values) slots[id] = c10::IValue();
   profiled_bytes_.clear();

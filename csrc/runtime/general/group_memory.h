@@ -56,6 +56,9 @@ class GroupMemory {
   // After a run that threw: every managed value loses its bytes; sizes learnt so far stay.
   void abandon_run(c10::IValue* slots);
 
+  // Between runs, gives back all buffers if one lies on this device; whether one did.
+  bool give_back_on(const DeviceMemory& memory);
+
   // Does storage lie in this frame's buffer?
   bool owns(const at::Tensor& tensor) const;
   MemoryCounters counters() const;

@@ -18,6 +18,28 @@ TEST(G1_callback_that_frees_is_searched_before_growth) {
   EXPECT_EQ(device.reserved(), 30 * MiB);
 }
 
+TEST(G1_owners_of_idle_memory_are_asked_before_a_request_fails_alone) {
+  for (const char* mode : {kCompat, "thread_cache:False", kFixed}) {
+    Device device(100 * MiB, mode);
+    Addr idle = device.alloc(60 * MiB);
+    int calls = 0;
+    device.inspector().add_last_free_callback([&] {
+      ++calls;
+      if (idle == kNullAddr) return false;
+      device.free(std::exchange(idle, kNullAddr));
+      return true;
+    });
+    device.free(device.alloc(30 * MiB));
+    EXPECT_EQ(calls, 0);
+    const Addr all = device.alloc(80 * MiB);
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(device.try_alloc(80 * MiB), kNullAddr);
+    EXPECT_EQ(calls, 2);
+    EXPECT_EQ(device.counters().ooms, 1);
+    device.free(all);
+  }
+}
+
 TEST(G1_compat_flushes_then_grows) {
   Device device(100 * MiB, kCompat);
   device.free(device.alloc(60 * MiB));
