@@ -153,6 +153,11 @@ void CpuTensors::copy_storage(const TensorPlace& place) {
 Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : op_(op) {
   const auto& arguments = op.schema().arguments();
   const size_t first = stack.size() - arguments.size();
+  values_.reserve(arguments.size());
+  tensors_.reserve(
+      static_cast<size_t>(std::count_if(stack.begin() + static_cast<std::ptrdiff_t>(first), stack.end(),
+                                        [](const c10::IValue& value) { return value.isTensor(); })));
+  static const c10::TypePtr generator_or_none = c10::OptionalType::create(c10::GeneratorType::get());
   for (size_t i = 0; i < arguments.size(); ++i) {
     const c10::IValue& value = stack[first + i];
     const auto* alias = arguments[i].alias_info();
@@ -190,8 +195,7 @@ Call::Call(const c10::OperatorHandle& op, const torch::jit::Stack& stack) : op_(
     } else {
       values_.push_back(value.isList() ? value.deepcopy() : value);
     }
-    if (arguments[i].type()->isSubtypeOf(*c10::OptionalType::create(c10::GeneratorType::get())))
-      generator_ = i;
+    if (value.isNone() && *arguments[i].type() == *generator_or_none) generator_ = i;
   }
   if (device_ < 0) device_ = current_device();
   take_seed();

@@ -96,6 +96,7 @@ bool only_views(const Call& call, const std::vector<MadeOutput>& outputs) {
 
 std::vector<Use> uses_of(const Call& call) {
   std::vector<Use> uses;
+  uses.reserve(call.tensors().size());
   for (const TensorArgument& argument : call.tensors())
     if (argument.place) uses.push_back({*argument.place, argument.written});
   return uses;
@@ -139,6 +140,29 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
   enqueue(device, call.base_name(), copy, written);
 }
 
+// What work needs besides itself: the state of the thread that enqueued it, and where its errors go.
+struct Setting {
+  Setting(SimulatedDevice& device, std::string name, alloc::StreamId stream)
+      : device(device), name(std::move(name)), stream(stream) {}
+
+  void run(const std::function<void()>& work) const {
+    try {
+      state.run(work);
+    } catch (c10::Error& error) {
+      error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream),
+                                       " of sim:", device.index()));
+      device.keep_error(std::current_exception());
+    } catch (...) {
+      device.keep_error(std::current_exception());
+    }
+  }
+
+  SimulatedDevice& device;
+  const std::string name;
+  const alloc::StreamId stream;
+  const ThreadState state = ThreadState::now();
+};
+
 void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   const size_t first = stack->size() - count;
@@ -155,7 +179,7 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
     std::vector<Use> uses;
     if (!only_views(*call, made.outputs)) uses = uses_of(*call);
     for (const MadeOutput& output : made.outputs) uses.push_back({output.place, true});
-    const auto run = [outputs = std::move(made.outputs)](const Call& now) {
+    auto run = [outputs = std::move(made.outputs)](const Call& now) {
       // Some kernels resize their outs for what comes between, as those of losses do.
       const torch::jit::Stack arguments = now.on_cpu(Call::Outs::kEmpty);
       torch::jit::Stack computed = arguments;
@@ -171,7 +195,9 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
       each_launch = [call, run]() -> std::function<void()> {
         return [again = std::make_shared<const Call>(call->drawn_again()), run] { run(*again); };
       };
-    enqueue(device, call->base_name(), [call, run] { run(*call); }, uses, std::move(each_launch));
+    enqueue(
+        device, call->base_name(), [call, run = std::move(run)] { run(*call); }, uses,
+        std::move(each_launch));
   } else {
     run_now(*call, *stack, first, &results);
   }
@@ -183,6 +209,7 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
 
 std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
   std::vector<alloc::SimRange> ranges;
+  ranges.reserve(uses.size());
   for (const Use& use : uses) {
     const TensorPlace& place = use.place;
     if (place.storage == 0) continue;
@@ -193,6 +220,10 @@ std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
     range.size_bytes = range.run_bytes = itemsize;
     for (size_t dim = 0; dim < place.sizes.size(); ++dim) {
       const auto count = static_cast<uint64_t>(place.sizes[dim]);
+      if (place.contiguous) {  // one run
+        range.size_bytes = range.run_bytes *= count;
+        continue;
+      }
       const auto stride = static_cast<alloc::Bytes>(place.strides[dim]) * itemsize;
       if (count <= 1 || stride == 0) continue;
       range.steps.push_back({count, stride});
@@ -232,26 +263,15 @@ void wait_for(SimulatedDevice& device, alloc::StreamId stream, const std::string
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
              const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch) {
   const alloc::StreamId stream = current_stream(device.index());
-  const auto guarded = [&device, name, stream,
-                        state = ThreadState::now()](const std::function<void()>& work) {
-    try {
-      state.run(work);
-    } catch (c10::Error& error) {
-      error.add_context(detail::concat("in ", name, ", which ran on stream ", alloc::raw(stream),
-                                       " of sim:", device.index()));
-      device.keep_error(std::current_exception());
-    } catch (...) {
-      device.keep_error(std::current_exception());
-    }
-  };
+  const auto setting = std::make_shared<const Setting>(device, name, stream);
   alloc::SimGraph::EachLaunch again;
   if (each_launch)
-    again = [guarded, each_launch = std::move(each_launch)]() -> std::function<void()> {
-      return [guarded, work = each_launch()] { guarded(work); };
+    again = [setting, each_launch = std::move(each_launch)]() -> std::function<void()> {
+      return [setting, work = each_launch()] { setting->run(work); };
     };
   alloc::Status status;
   device.driver().launch(
-      stream, [guarded, work = std::move(work)] { guarded(work); }, ranges_of(uses), name,
+      stream, [setting, work = std::move(work)] { setting->run(work); }, ranges_of(uses), name,
       tuning::kMostPendingKernels, std::move(again), &status);
   if (!status.ok())
     check(alloc::Status(status.code(),

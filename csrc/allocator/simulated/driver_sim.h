@@ -223,9 +223,9 @@ class SimDriver final : public Driver {
   // Breaks the capture that uses bytes of the range; ok if none does.
   Status keep_captured(Addr address, Bytes size_bytes, const char* what);
   Status launch_graph(const SimGraph& graph, StreamId stream);
-  // The work of an operator, which does not run where its ranges are not mapped by then.
-  std::function<void(const std::function<void()>&)> checked(StreamId stream, std::vector<SimRange> ranges,
-                                                            const std::string* name);
+  // Runs the work of an operator, unless its ranges are not mapped by then. Shared: copies of work are made.
+  using Checked = std::shared_ptr<const std::function<void(const std::function<void()>&)>>;
+  Checked checked(StreamId stream, std::vector<SimRange> ranges, const std::string* name);
   SimGraph::Copy copy_of(StreamId stream, Addr to, Addr from, Bytes size_bytes);
   Status find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found);
   SimGraph* graph_of(StreamId stream);

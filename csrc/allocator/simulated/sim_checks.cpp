@@ -79,12 +79,12 @@ void SimDriver::check_guards(const std::vector<SimRange>& ranges, const std::str
   for (const SimGuardPtr& guard : guards_of(ranges)) check_guard_of(*guard, name, stream, /*before=*/false);
 }
 
-std::function<void(const std::function<void()>&)> SimDriver::checked(StreamId stream,
-                                                                     std::vector<SimRange> ranges,
-                                                                     const std::string* name) {
+SimDriver::Checked SimDriver::checked(StreamId stream, std::vector<SimRange> ranges,
+                                      const std::string* name) {
   std::vector<SimGuardPtr> guards;
   if (config_.oracle) guards = guards_of(ranges);
-  return [this, stream, ranges = std::move(ranges), name, guards](const std::function<void()>& work) {
+  auto run = [this, stream, ranges = std::move(ranges), name,
+              guards = std::move(guards)](const std::function<void()>& work) {
     for (const SimRange& range : ranges)
       if (!usable_now(range.address, range.size_bytes, *name, stream)) return;
     const auto check = [&](bool before) {
@@ -94,6 +94,7 @@ std::function<void(const std::function<void()>&)> SimDriver::checked(StreamId st
     work();
     check(/*before=*/false);
   };
+  return std::make_shared<const std::function<void(const std::function<void()>&)>>(std::move(run));
 }
 
 void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
@@ -110,19 +111,19 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
   if (status) *status = planned;
   // Work that may not run would only be reported again.
   if (!planned.ok()) ranges.clear(), work = [] {}, each_launch = {};
-  const auto checked = this->checked(stream, ranges, known);
+  const Checked checked = this->checked(stream, ranges, known);
   if (SimGraph* graph = graph_of(stream)) {
     for (const SimRange& range : ranges)
       owner_of(range.address).oracle_.used_in_graph(range, user(stream), *graph, known);
     SimGraph::EachLaunch again;
     if (each_launch)
       again = [checked, each_launch = std::move(each_launch)]() -> std::function<void()> {
-        return [checked, work = each_launch()] { checked(work); };
+        return [checked, work = each_launch()] { (*checked)(work); };
       };
-    graph->add(here(stream), [checked, work = std::move(work)] { checked(work); }, std::move(again));
+    graph->add(here(stream), [checked, work = std::move(work)] { (*checked)(work); }, std::move(again));
     return;
   }
-  streams_.enqueue(stream, [checked, work = std::move(work)] { checked(work); });
+  streams_.enqueue(stream, [checked, work = std::move(work)] { (*checked)(work); });
   if (config_.oracle)
     for (const SimRange& range : ranges) owner_of(range.address).oracle_.used(range, user(stream), known);
   run_if_eager();
