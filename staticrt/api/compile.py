@@ -192,6 +192,11 @@ class CompiledModule(_Compiled, torch.nn.Module):
         made = ShardedExecutor if is_sharded(module) else Executor
         return made(module, options, type(module).__qualname__)
 
+    # Libraries save, unwrap and name modules by their class: isinstance() holds for the module's own as well.
+    @property
+    def __class__(self) -> Any:
+        return type(self._module)
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         return self._executor(*args, **kwargs)
 
@@ -231,7 +236,7 @@ class CompiledModule(_Compiled, torch.nn.Module):
         delattr(self._module, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self._module)})
+        return sorted({*dir(type(self)), *vars(self), *dir(self._module)})
 
     def __repr__(self) -> str:
         return f"CompiledModule({self._module!r})"

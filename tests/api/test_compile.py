@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import staticrt
+from staticrt.api.compile import CompiledModule
 from staticrt.errors import InputError, OptionError, TraceError
 
 
@@ -102,6 +103,16 @@ def test_compiled_module_answers_like_the_module():
         x = torch.randn(2, 8)
         torch.testing.assert_close(other(x), model(x))
         assert other[0].weight is not model[0].weight
+
+
+def test_libraries_that_check_the_class_find_the_modules_own():
+    model = mlp()
+    for compiled in (staticrt.compile(model), copy.deepcopy(staticrt.compile(model))):
+        assert isinstance(compiled, nn.Sequential)
+        assert isinstance(compiled, CompiledModule)
+        assert not isinstance(compiled, nn.Linear)
+        assert compiled.__class__.__name__ == compiled._get_name() == "Sequential"
+        assert {"explain", "append", "training"} <= set(dir(compiled))
 
 
 def test_a_compiled_module_is_exported_and_traced_as_the_module():
