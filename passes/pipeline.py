@@ -28,6 +28,7 @@ from staticrt.passes.merge_pieces import MergePieces
 from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
 from staticrt.passes.share_heads import ShareHeads
+from staticrt.passes.split_losses import SplitLosses
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: MergePieces(), "on canonical views; pieces that are selected alike become equal calls"),
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
     (lambda o: RemoveDeadCode(), "the passes below count the readers of a value"),
+    (lambda o: SplitLosses(), "after equal calls were merged"),
     (lambda o: AccumulateProducts(), "on canonical views: sums of gradients lie next to their products"),
     (lambda o: FuseActivations(), "on graphs without no-op casts in between"),
     (lambda o: FuseNorms(), "as the one before and the next one"),
