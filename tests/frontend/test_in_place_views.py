@@ -1,5 +1,6 @@
 """In-place views: sizes that Dynamo knows after them, in graphs for us; guards; Dynamo for other backends is left alone."""
 
+import copy
 import functools
 
 import pytest
@@ -151,3 +152,9 @@ def test_a_size_of_one_is_guarded(squeeze):
             for rows in (0, 1, 2):
                 x, rows = torch.ones(size), torch.tensor(rows)
                 assert [y.shape for y in compiled(x, rows)] == [y.shape for y in function(x.clone(), rows)]
+
+
+def test_a_method_that_is_no_operator_is_called_as_it_is():
+    """`copy.copy` calls `__reduce_ex__`, whose name is an attribute of `torch.ops.aten`, and ends like an in-place operator's."""
+    fast = torch.compile(lambda x: copy.copy(x) + 1, backend="staticrt")
+    assert fast(torch.ones(2)).tolist() == [2.0, 2.0]

@@ -70,6 +70,7 @@ def _noted(tx: Any, tensor: Any, name: str, call: Callable[[], Any]) -> Any:
 @functools.cache
 def _is_in_place_view(name: str) -> bool:
     packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
-    return packet is not None and any(
-        torch.Tag.inplace_view in getattr(packet, overload).tags for overload in packet.overloads()
-    )
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return False  # `__reduce_ex__` and the like are attributes of any object
+    overloads: Any = packet
+    return any(torch.Tag.inplace_view in getattr(packet, each).tags for each in overloads.overloads())
