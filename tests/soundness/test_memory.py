@@ -397,3 +397,13 @@ def test_offsets_of_as_strided_count_from_the_beginning_of_memory(function, comp
         memory, expected = arange(6.0), arange(6.0)
         got, want = compiled(memory[begin:]), function(expected[begin:])
         assert (got.tolist(), memory.tolist()) == (want.tolist(), expected.tolist())
+
+
+def test_as_strided_writes_beyond_the_view_that_it_was_called_on():
+    def function(x):
+        strided = x.softmax(-1).split(1, -1)[1].as_strided((2, 2), (1, 2))
+        strided[0].add_(strided[1])
+        return strided
+
+    x = arange(12.0).reshape(3, 4)
+    torch.testing.assert_close(staticrt.compile(function)(x), function(x))

@@ -211,16 +211,17 @@ class _Functionalizer:
         return self._call(node.target, *self._values(node.args), **self._value(node.kwargs))  # type: ignore[arg-type]
 
     def _check_offset(self, node: fx.Node) -> None:
-        """Check that an offset, which counts from the beginning of memory, means the same in the graph.
+        """Check that `as_strided` means the same in the graph: it counts from the beginning of memory, beyond what it views.
 
         Raises:
             CannotTrace: an argument's memory begins anywhere; what replaces a written view has memory of its own.
         """
         offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
         storage = storage_of(node.meta["val"])
-        if node.target is aten.as_strided.default and offset is not None and storage in self.written:
+        if node.target is aten.as_strided.default and storage in self.written:
             root = self.roots[storage]
-            if self._canonical(cast(fx.Node, node.args[0])) is not root or root.op == "placeholder":
+            is_of_root = self._canonical(cast(fx.Node, node.args[0])) is root
+            if not is_of_root or (offset is not None and root.op == "placeholder"):
                 raise CannotTrace("as_strided at an offset into memory that is written", even_in_parts=True)
 
     def _values(self, args: tuple[Any, ...]) -> list[Any]:
