@@ -193,7 +193,7 @@ class CompiledModule(_Compiled, torch.nn.Module):
         return made(module, options, type(module).__qualname__)
 
     # Libraries save, unwrap and name modules by their class: isinstance() holds for the module's own as well.
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._module)
 
