@@ -103,7 +103,14 @@ void copy_across(const at::Tensor& source, const at::Tensor& to) {
             (across ? targets : sources).at(to_place).copy_(sources.at(from_place));
           },
           {{from_place, false}, {to_place, true}});
-  if (across) order_after(to_device.index(), to_stream, from_device.index(), from_stream);
+  if (!across) return;
+  try {
+    order_after(to_device.index(), to_stream, from_device.index(), from_stream);
+  } catch (...) {
+    // The target's stream does not wait for the copy, and would give the memory to others while it runs.
+    wait_for(from_device, from_stream, "a copy that no other stream waits for");
+    throw;
+  }
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_blocking) {

@@ -245,6 +245,24 @@ def test_a_copy_between_devices_races_like_any_operator():
     assert "which aten::copy_ on stream 0 of sim:0 writes" in reports[0], reports
 
 
+def test_a_copy_that_no_stream_waits_for_is_over_when_its_error_is_raised():
+    process("""
+zero, one = enable(devices=2)
+there = torch.ones(1000, device="sim:1")
+here = there.to("sim:0")
+one.fail("event_record", fault="error", text="dead")
+try:
+    here.copy_(there)
+except RuntimeError as error:
+    assert "dead" in str(error), error
+else:
+    raise AssertionError("it does not raise")
+del here
+again = torch.ones(1000, device="sim:0")
+assert found(zero, one) == []
+""")
+
+
 def test_a_captured_graph_reads_the_other_devices_memory():
     memory.enable_peer_access("sim:1", "sim:0")
     zero, one = memory.device("sim:0"), memory.device("sim:1")
