@@ -267,3 +267,24 @@ def test_distributions_check_their_arguments_after_a_model_was_split():
     for call in (compiled, compiled, normal):
         with pytest.raises(ValueError, match="to satisfy the constraint GreaterThan"):
             call(ones, -ones)
+
+
+class Cells(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(4, 4), nn.GRUCell(4, 4)
+        self.rnn = nn.RNNCell(4, 4)
+
+    def forward(self, x):
+        hidden, cell = self.lstm(x)
+        return self.gru(hidden, cell), self.rnn(hidden), torch.cosine_similarity(hidden, cell)
+
+
+@pytest.mark.parametrize("table", [{}, None], ids=["kept", "decomposed"])
+def test_torch_export_takes_operators_apart_as_before_after_training(table):
+    model, x = Cells(), torch.randn(2, 4)
+    sum(y.sum() for y in staticrt.compile(model)(x)).backward()
+    program = torch.export.export(model, (x,)).run_decompositions(table)
+    targets = {str(node.target) for node in program.graph.nodes}
+    assert ("aten.lstm_cell.default" in targets) == (table is not None)
+    torch.testing.assert_close(program.module()(x), model(x))

@@ -136,17 +136,21 @@ def _replace() -> None:
         for operator in (packet.default, packet.vec):
             _replace_kernels(operator, functools.partial(_resize, packet, operator))
     _replace_kernels(torch.ops.aten.matmul.default, _matmul)
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    torch.ops.aten.ctc_loss.IntList.py_impl(composite)(_ctc_loss)
-    torch.ops.aten.cosine_similarity.default.py_impl(composite)(_cosine_similarity)
-    for name, cell in {
-        "lstm_cell": composites.lstm_cell,
-        "gru_cell": composites.gru_cell,
-        "rnn_tanh_cell": composites.rnn_cell(torch.tanh),
-        "rnn_relu_cell": composites.rnn_cell(torch.relu),
+    aten = torch.ops.aten
+    for operator, replacement in {
+        aten.ctc_loss.IntList: _ctc_loss,
+        aten.cosine_similarity.default: _cosine_similarity,
+        aten.lstm_cell.default: _cell(aten.lstm_cell.default, composites.lstm_cell),
+        aten.gru_cell.default: _cell(aten.gru_cell.default, composites.gru_cell),
+        aten.rnn_tanh_cell.default: _cell(aten.rnn_tanh_cell.default, composites.rnn_cell(torch.tanh)),
+        aten.rnn_relu_cell.default: _cell(aten.rnn_relu_cell.default, composites.rnn_cell(torch.relu)),
     }.items():
-        operator = getattr(torch.ops.aten, name).default
-        operator.py_impl(composite)(_cell(operator, cell))
+        operator.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(replacement)
+
+
+def _torchs(operator: Any, *args: Any) -> Any:
+    """What torch's composite kernel computes. The operator itself would come back to the replacement in some modes."""
+    return operator._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def _replace_kernels(operator: Any, replaced: Callable[[Any], Any]) -> None:
@@ -191,8 +195,7 @@ def _matmul(kernel: Callable[..., Any]) -> Callable[..., Any]:
 def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
     """As torch's composite kernel, which raises the norms to `eps` by a write with gradients off."""
     if not _thread.eager or x.dtype != y.dtype or not x.is_floating_point():
-        with torch._C._DisablePythonDispatcher():
-            return torch.ops.aten.cosine_similarity.default(x, y, dim, eps)  # type: ignore[no-any-return]
+        return _torchs(torch.ops.aten.cosine_similarity.default, x, y, dim, eps)  # type: ignore[no-any-return]
 
     def normalised(x: Any) -> Any:
         norm = torch.linalg.vector_norm(x, 2, dim, keepdim=True)
@@ -206,10 +209,7 @@ def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: floa
 
 def _cell(operator: Any, cell: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        if _thread.recurrent:
-            return cell(*args)
-        with torch._C._DisablePythonDispatcher():
-            return operator(*args)
+        return cell(*args) if _thread.recurrent else _torchs(operator, *args)
 
     return run
 
@@ -226,10 +226,8 @@ def _ctc_loss(
     """As `ctc_loss` of aten/src/ATen/native/LossCTC.cpp."""
     aten = torch.ops.aten
     if not _thread.eager:
-        with torch._C._DisablePythonDispatcher():
-            return aten.ctc_loss.IntList(  # type: ignore[no-any-return]
-                log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
-            )
+        given = (log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)
+        return _torchs(aten.ctc_loss.IntList, *given)  # type: ignore[no-any-return]
     batch = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     losses: torch.Tensor = aten._ctc_loss.default(
         batch,
