@@ -137,14 +137,15 @@ def _replace() -> None:
             _replace_kernels(operator, functools.partial(_resize, packet, operator))
     _replace_kernels(torch.ops.aten.matmul.default, _matmul)
     aten = torch.ops.aten
-    for operator, replacement in {
+    composites_of_torch: dict[Any, Callable[..., Any]] = {
         aten.ctc_loss.IntList: _ctc_loss,
         aten.cosine_similarity.default: _cosine_similarity,
         aten.lstm_cell.default: _cell(aten.lstm_cell.default, composites.lstm_cell),
         aten.gru_cell.default: _cell(aten.gru_cell.default, composites.gru_cell),
         aten.rnn_tanh_cell.default: _cell(aten.rnn_tanh_cell.default, composites.rnn_cell(torch.tanh)),
         aten.rnn_relu_cell.default: _cell(aten.rnn_relu_cell.default, composites.rnn_cell(torch.relu)),
-    }.items():
+    }
+    for operator, replacement in composites_of_torch.items():
         operator.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(replacement)
 
 
