@@ -90,17 +90,17 @@ def test_a_failed_call_takes_the_argument_and_leaves_no_memory(sim):
     i = torch.tensor([0, 1], device="sim:0")
     for _ in range(3):
         fast(torch.ones(64, 64, device="sim:0"), i)
-    held = torch.accelerator.memory_stats(0)["allocated_bytes.all.current"]
-    big = torch.ones(1000, 1000, device="sim:0")
-    torch.accelerator.empty_cache()
-    sim.fail("physical_create", times=50)
-    with pytest.raises(torch.OutOfMemoryError):
-        fast(big, i)
-    sim.clear_faults()
-    del big
-    torch.accelerator.synchronize(0)
-    # Less where idle arenas of other programs gave way.
-    assert torch.accelerator.memory_stats(0)["allocated_bytes.all.current"] <= held
+    for _ in range(2):  # the first one takes the idle arenas of all programs
+        held = torch.accelerator.memory_stats(0)["allocated_bytes.all.current"]
+        big = torch.ones(1000, 1000, device="sim:0")
+        torch.accelerator.empty_cache()
+        sim.fail("physical_create", times=50)
+        with pytest.raises(torch.OutOfMemoryError):
+            fast(big, i)
+        sim.clear_faults()
+        del big
+        torch.accelerator.synchronize(0)
+    assert torch.accelerator.memory_stats(0)["allocated_bytes.all.current"] == held
     assert fast(torch.zeros(64, 64, device="sim:0"), i).sum().item() == pytest.approx(2 * 64 * 0.7615942)
 
 

@@ -282,7 +282,7 @@ SETTINGS = {
         lambda digits: torch.set_printoptions(precision=digits),
         *(4, 7),
     ),
-    "hub": (lambda: len(torch.hub.get_dir()), torch.hub.set_dir, "/some", "/others"),
+    "hub": (lambda: len(torch.hub.get_dir()), torch.hub.set_dir, torch.hub.get_dir(), "/others"),
     "process group": (
         lambda: dist.get_world_size() if dist.is_initialized() else 3,
         None,
