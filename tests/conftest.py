@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from staticrt.native import _C
+from staticrt.torch_private import other_settings
 
 SEED = int(os.environ.get("STATICRT_TEST_SEED", "0"))
 
@@ -61,6 +62,7 @@ def state() -> dict[str, object]:
     names = [name for name, _of_thread in _C.process_flags()]
     return {
         **{name: flags[2 * i : 2 * i + 2] for i, name in enumerate(names)},
+        **other_settings(),
         "autocast blocks": _C.autocast_nesting(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "function modes": torch._C._len_torch_function_stack(),

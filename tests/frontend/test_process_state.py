@@ -239,7 +239,8 @@ def test_a_model_that_reads_a_flag_follows_it(name):
 
 
 def _of_c(read, write):
-    return getattr(torch._C, read), getattr(torch._C, write), True, False
+    read = getattr(torch._C, read)
+    return read, getattr(torch._C, write), read(), not read()
 
 
 @contextlib.contextmanager
@@ -252,7 +253,7 @@ def _group():
 
 
 _future = torch.__future__
-# What decides no result of an operator: its reader, its writer, two values.
+# What decides no result of an operator: its reader, its writer, torch's value, another one.
 SETTINGS = {
     "multithreading": _of_c("_is_multithreading_enabled", "_set_multithreading_enabled"),
     "forward gradients": _of_c("_is_fwd_grad_enabled", "_set_fwd_grad_enabled"),
