@@ -1,6 +1,7 @@
 """Behind a graph break, sets, attributes and generators behave as in eager."""
 
 import collections
+import dataclasses
 import itertools
 
 import pytest
@@ -199,6 +200,63 @@ def test_texts_of_numbers_are_eagers(body, gradients):
         got, expected = compiled(x), body(None, x)
         assert got[1:] == expected[1:]
         assert torch.equal(got[0], expected[0])
+
+
+def classes_that_count(calls):
+    """Classes that add to `calls` when an object is made of them."""
+
+    class Base:
+        def __init__(self, value):
+            calls.append(len(calls))
+            self.value = value
+
+    class Derived(Base):
+        def __init__(self, value):
+            super().__init__(value)
+
+    class Default:
+        def __init__(self, value, seen=calls):
+            seen.append(len(seen))
+            self.value = value
+
+    class Setter:
+        def __setattr__(self, name, value):
+            calls.append(name)
+            object.__setattr__(self, name, value)
+
+        __init__ = Default.__init__
+
+    @dataclasses.dataclass
+    class Data:
+        value: torch.Tensor
+
+        def __post_init__(self):
+            calls.append(len(calls))
+
+    class Meta(type):
+        def __call__(cls, value):
+            calls.append(len(calls))
+            return super().__call__(value * len(calls))
+
+    class Made(Data, metaclass=Meta):
+        pass
+
+    return [Base, Derived, Default, Setter, Data, Made]
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_a_constructor_changes_is_changed_in_each_call(number, gradients):
+    runs = []
+    for compiled in (False, True):
+        calls = []
+        kind = classes_that_count(calls)[number]
+        model = Model(lambda _model, x, kind=kind: kind(x * 2).value + 1)
+        run = staticrt.compile(model) if compiled else model
+        results = [run(torch.ones(2, requires_grad=gradients)) for _ in range(4)]
+        runs.append((results, calls))
+    torch.testing.assert_close(runs[1][0], runs[0][0])
+    assert runs[1][1] == runs[0][1]
 
 
 def test_sets_whose_order_makes_no_difference_stay_compiled():

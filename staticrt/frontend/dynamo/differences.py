@@ -1,22 +1,28 @@
 """Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
-generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers.
+generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to.
 
 A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dis
 import functools
+import inspect
 import itertools
 import operator
 import os
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from staticrt.frontend.guards.state_values import cell_content
+from staticrt.frontend.reasons import is_user_file
 
 
 class Differs(BaseException):
@@ -45,6 +51,7 @@ _IN_PLACE = frozenset(
         *("and", "or", "xor", "lshift", "rshift"),
     )
 )
+_CONTAINERS = (list, dict, set, collections.deque)
 # Builtins whose result does not depend on the order of a set.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
 
@@ -130,6 +137,8 @@ def _patch() -> None:
         (getattr(lists, "CommonListMethodsVariable", None), "call_method", _extends),
         (translator, "replace_tos_if_return_is_generator", _drains),
         (functions.LocalGeneratorFunctionVariable, "call_function", _delegates),
+        (functions.UserFunctionVariable, "bind_args", _copies),
+        (variables.UserDefinedClassVariable, "call_function", _makes),  # type: ignore[attr-defined]
     ):
         if hasattr(kind, name):
             setattr(kind, name, _checked(getattr(kind, name), check))
@@ -251,6 +260,26 @@ def _delegates(function: Any, *_args: Any) -> None:
         used = next(step.opname for step in steps[ended:] if step.opname not in ("END_SEND", "CACHE"))
         if used != "POP_TOP":
             raise Differs("Dynamo loses the result of `yield from`")
+
+
+def _copies(function: Any, tx: Any, *_args: Any) -> None:
+    """Dynamo copies what a function refers to if it found that function without a source, as a method of an object that
+    the graph makes: what such a method changes in a container is lost."""
+    source = function.get_source() if hasattr(function, "get_source") else function.source
+    if source is not None or not is_user_file(function.fn.__code__.co_filename):
+        return
+    known = tx.output.side_effects
+    held = [cell_content(cell) for cell in function.fn.__closure__ or () if cell not in known]
+    held += [*(function.fn.__defaults__ or ()), *(function.fn.__kwdefaults__ or {}).values()]
+    if any(isinstance(value, _CONTAINERS) for value in held):
+        raise Differs("Dynamo copies a container that a method refers to")
+
+
+def _makes(kind: Any, *_args: Any) -> None:
+    """Dynamo makes an object without the `__call__` of its metaclass."""
+    call = inspect.getattr_static(type(kind.value), "__call__", None)
+    if isinstance(call, types.FunctionType) and is_user_file(call.__code__.co_filename):
+        raise Differs("Dynamo does not run the __call__ of a metaclass")
 
 
 def _is_ordered(members: list[Any]) -> bool:
