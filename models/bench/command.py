@@ -179,8 +179,7 @@ def _run_suite(name: str, arguments: argparse.Namespace) -> int:
 
 
 def _run_training(arguments: argparse.Namespace) -> int:
-    import torch
-
+    from staticrt.models.bench.threads import threads_set
     from staticrt.models.bench.train import measure_training, render_training
     from staticrt.models.bench.train_costs import measure_compile, measure_two_operators, render_costs
     from staticrt.models.bench.train_first import measure_first_calls, render_first_calls
@@ -189,40 +188,35 @@ def _run_training(arguments: argparse.Namespace) -> int:
 
     target = _target(arguments.json)
     seconds = arguments.seconds or (0.3 if arguments.quick else 3.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(arguments.threads)
     document: dict[str, Any] = {"format": FORMAT, "environment": environment([], arguments.threads, 1)}
     rows: list[dict[str, Any]] = []
     tables: list[str] = []
     gates: list[gates_module.Gate] = []
-    try:
-        with long_work("bench --train"):
-            if not arguments.models:
-                rows = document["training"] = measure_training(seconds=seconds, inductor=arguments.inductor)
-                first = document["first_calls"] = measure_first_calls(
-                    [row["model"] for row in rows],
-                    threads=arguments.threads,
-                    runs=1 if arguments.quick else 3,
-                    inductor=arguments.inductor,
-                )
-                costs = document["costs"] = {
-                    "two_operators_us": measure_two_operators(),
-                    "compile_s": measure_compile(),
-                }
-                tables += [render_training(rows), render_first_calls(first), render_costs(costs)]
-                document["memory"] = [] if arguments.quick else measure_memory()
-                tables += [render_memory(document["memory"])] if document["memory"] else []
-            if arguments.models or not arguments.quick:
-                document["zoo"] = measure_zoo(
-                    zoo.select(arguments.models), seconds=seconds, inductor=arguments.inductor
-                )
-                tables.append(render_zoo(document["zoo"]))
-                gates = check_zoo(document["zoo"])
-                document["gates"] = [asdict(gate) for gate in gates]
-                if arguments.gates:
-                    tables.append(render_gates(gates))
-    finally:
-        torch.set_num_threads(before)
+    with threads_set(arguments.threads), long_work("bench --train"):
+        if not arguments.models:
+            rows = document["training"] = measure_training(seconds=seconds, inductor=arguments.inductor)
+            first = document["first_calls"] = measure_first_calls(
+                [row["model"] for row in rows],
+                threads=arguments.threads,
+                runs=1 if arguments.quick else 3,
+                inductor=arguments.inductor,
+            )
+            costs = document["costs"] = {
+                "two_operators_us": measure_two_operators(),
+                "compile_s": measure_compile(),
+            }
+            tables += [render_training(rows), render_first_calls(first), render_costs(costs)]
+            document["memory"] = [] if arguments.quick else measure_memory()
+            tables += [render_memory(document["memory"])] if document["memory"] else []
+        if arguments.models or not arguments.quick:
+            document["zoo"] = measure_zoo(
+                zoo.select(arguments.models), seconds=seconds, inductor=arguments.inductor
+            )
+            tables.append(render_zoo(document["zoo"]))
+            gates = check_zoo(document["zoo"])
+            document["gates"] = [asdict(gate) for gate in gates]
+            if arguments.gates:
+                tables.append(render_gates(gates))
     _save({**document, "complete": True}, target)
     print("\n\n".join([*tables, f"Raw results: {target}"]))
     missed = any(row["speedup"]["whole step"] < row["target"] for row in rows)

@@ -6,10 +6,8 @@ there are those of the host; the times of kernels mean nothing and are not repor
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
-import subprocess
 import sys
 import time
 import warnings
@@ -20,7 +18,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -29,7 +26,9 @@ from staticrt.memory.simulated_device import SimulatedDevice
 from staticrt.models import zoo
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.gates import MISSED, PASSED
+from staticrt.models.bench.processes import in_process
 from staticrt.models.bench.progress import Progress
+from staticrt.models.bench.tables import table
 
 QUICK_MODELS = ("mlp", "encoder_tiny", "graph_network")
 MOST_SUBMISSION_US = 1.0  # of a node on the simulated device, median
@@ -201,14 +200,12 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     for device in devices:
         for entry in entries:
             progress.show(f"{entry.name} on {device}")
-            command = [sys.executable, "-m", "staticrt.models.bench.devices", entry.name, device]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                reason = (done.stderr.strip().splitlines() or ["it ended without output"])[-1]
-                rows.append({"device": device, "name": entry.name, "failed": reason, "verdict": MISSED})
+            found = in_process(__name__, entry.name, device)
+            if isinstance(found, str):
+                rows.append({"device": device, "name": entry.name, "failed": found, "verdict": MISSED})
             else:
-                row = DeviceRow(**json.loads(done.stdout.splitlines()[-1]))
-                rows.append({**asdict(row), "node_us": row.node_us, "verdict": row.verdict})
+                row = DeviceRow(**found)
+                rows.append({**found, "node_us": row.node_us, "verdict": row.verdict})
             progress.say(f"{entry.name} on {device}: {rows[-1]['verdict']}")
             progress.advance()
     progress.finish()
@@ -227,16 +224,10 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
                 row["device"],
                 row["name"],
                 row["nodes"],
-                f"{row['eager_us']:,.0f}",
-                f"{row['ours_us']:,.0f}",
-                f"{row['graphs_us']:,.0f}",
-                f"{row['plan_graphs_us']:,.0f}",
+                *(f"{row[key]:,.0f}" for key in ("eager_us", "ours_us", "graphs_us", "plan_graphs_us")),
                 f"{row['eager_us'] / row['ours_us']:.2f}",
                 f"{row['node_us']:.2f}",
-                *(
-                    "" if row[count] < 0 else str(row[count])
-                    for count in ("launches", "plan_graphs_launches")
-                ),
+                *("" if row[key] < 0 else str(row[key]) for key in ("launches", "plan_graphs_launches")),
                 f"{row['arena_bytes'] / 1024:,.0f}",
                 f"{row['lower_bound_bytes'] / 1024:,.0f}",
                 row["difference"]
@@ -245,45 +236,18 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
                 row["verdict"],
             )
         )
-    table = tabulate(
-        body,
-        (
-            "device",
-            "model",
-            "nodes",
-            "eager µs",
-            "ours µs",
-            "graphs µs",
-            "plan µs",
-            "ratio",
-            "µs a node",
-            "launches",
-            "plan's",
-            "arena KiB",
-            "bound KiB",
-            "differs, waits",
-            "verdict",
-        ),
-        disable_numparse=True,
-        colalign=("left", "left", *["right"] * 11, "left", "left"),
-    )
+    headers = ["device", "model", "nodes", "eager µs", "ours µs", "graphs µs", "plan µs", "ratio"]
+    headers += ["µs a node", "launches", "plan's", "arena KiB", "bound KiB", "differs, waits", "verdict"]
+    rendered = table(body, headers, left=(0, 1, -2, -1))
     return (
-        f"{table}\n\nOn sim: time until a call has enqueued its work; graphs: `graphs=True`, plan: `plan_graphs=True`. "
+        f"{rendered}\n\nOn sim: time until a call has enqueued its work; graphs: `graphs=True`, plan: `plan_graphs=True`. "
         "Targets: eager's answers, arenas of the planner's "
         f"lower bound, no hidden wait, and on sim at most {MOST_SUBMISSION_US:g} µs a node."
     )
 
 
-def _worker() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model")
-    parser.add_argument("device")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if arguments.device.startswith("sim"):
-        memory.simulated.enable(checks=False)
-    print(json.dumps(asdict(measure(arguments.model, arguments.device))))
-
-
 if __name__ == "__main__":
-    _worker()
+    torch.set_num_threads(1)
+    if sys.argv[2].startswith("sim"):
+        memory.simulated.enable(checks=False)
+    print(json.dumps(asdict(measure(*sys.argv[1:]))))

@@ -35,30 +35,25 @@ class Gate:
 def check(rows: Iterable[Row]) -> list[Gate]:
     """Check all targets that the rows cover, in the order of the targets, then of the models."""
     by_pair = {(row["model"], row["peer"]): row for row in rows}
-    models = list(dict.fromkeys(model for model, _ in by_pair))
+    models = dict.fromkeys(model for model, _ in by_pair)
+    own = {model: by_pair.get((model, OWN)) for model in models}
     tags = {entry.name: entry.tag for entry in zoo.ENTRIES}
     gates: list[Gate] = []
-    for model in models:
-        own = by_pair.get((model, OWN))
-        status = None if own is None else own["status"]
+    for model, row in own.items():
+        status = None if row is None else row["status"]
         verdict = UNKNOWN if status is None else PASSED if status == jobs.OK else MISSED
         gates.append(Gate("right answer", model, jobs.OK, status, verdict))
-    for model in models:
+    for model, row in own.items():
         if tags.get(model) == zoo.OVERHEAD_BOUND:
-            runtime = _measured(by_pair, model, "static_runtime")
-            own_row = by_pair.get((model, OWN))
-            value = _ratio(own_row, runtime, "speedup")
-            gates.append(at_least("speed / TorchScript Static Runtime's", model, 1.0, value, own_row))
-    for model in models:
-        own_row = by_pair.get((model, OWN))
-        value = own_row.get("speedup") if own_row else None
-        gates.append(at_least("speed / eager's", model, EAGER_FLOOR, value, own_row))
-    for model in models:
-        own_row = by_pair.get((model, OWN))
-        inductor = _measured(by_pair, model, "inductor")
-        value = _ratio(own_row, inductor, "first_answer_s")
-        gates.append(at_most("first answer / Inductor's", model, FIRST_ANSWER_SHARE, value, own_row))
-    gates += _memory_gates({model: by_pair.get((model, OWN)) for model in models})
+            value = _ratio(row, _measured(by_pair, model, "static_runtime"), "speedup")
+            gates.append(at_least("speed / TorchScript Static Runtime's", model, 1.0, value, row))
+    for model, row in own.items():
+        value = row.get("speedup") if row else None
+        gates.append(at_least("speed / eager's", model, EAGER_FLOOR, value, row))
+    for model, row in own.items():
+        value = _ratio(row, _measured(by_pair, model, "inductor"), "first_answer_s")
+        gates.append(at_most("first answer / Inductor's", model, FIRST_ANSWER_SHARE, value, row))
+    gates += _memory_gates(own)
     gates.append(_managed(by_pair.values()))
     return gates
 

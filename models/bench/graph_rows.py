@@ -20,6 +20,10 @@ class Row:
     target_us: float | None = None
 
     @property
+    def bound(self) -> str:
+        return "" if self.target_us is None else f"<= {self.target_us:g}"
+
+    @property
     def verdict(self) -> str:
         if self.target_us is None:
             return ""

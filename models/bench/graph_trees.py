@@ -10,7 +10,7 @@ import torch
 
 from staticrt.graphs import GraphContext
 from staticrt.models.bench.graph_rows import Row, best_us
-from staticrt.models.bench.threads import one_thread
+from staticrt.models.bench.threads import threads_set
 
 ELEMENTS = 8
 SHAPES = 1000
@@ -68,7 +68,7 @@ def first_call_rows(blocks: int) -> list[Row]:
         call()
         return time.thread_time() - begin
 
-    with one_thread(), torch.no_grad():
+    with threads_set(1), torch.no_grad():
         eager = min(timed(lambda: model(x)) * 1e6 for _ in range(max(blocks, 20)))
         first = second = float("inf")
         for _ in range(20):

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from tabulate import tabulate
 
 import staticrt
 from staticrt.graphs.cpu_pool import CpuGraphPool
 from staticrt.models.bench import graph_trees
 from staticrt.models.bench.graph_rows import BLOCKS, Row, best_us
+from staticrt.models.bench.tables import table
 from staticrt.native import _C
 
 OPERATORS = 20
@@ -78,14 +78,6 @@ GROUPS: list[Callable[[int], list[Row]]] = [replay_rows, primitive_rows, graph_t
 def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     """Every row as a dictionary, and the table."""
     rows = [row for group in GROUPS for row in group(BLOCKS // 6 if quick else BLOCKS)]
-    lines = [
-        [
-            row.name,
-            f"{row.value_us:.3f}",
-            "" if row.target_us is None else f"<= {row.target_us:g}",
-            row.verdict,
-        ]
-        for row in rows
-    ]
-    table = tabulate(lines, headers=["graphs on the CPU", "µs", "target", ""], disable_numparse=True)
-    return [{**asdict(row), "verdict": row.verdict} for row in rows], table
+    body = [(row.name, f"{row.value_us:.3f}", row.bound, row.verdict) for row in rows]
+    rendered = table(body, ["graphs on the CPU", "µs", "target", ""], left=(0, 2, 3))
+    return [{**asdict(row), "verdict": row.verdict} for row in rows], rendered

@@ -7,9 +7,9 @@ import os
 import queue
 import signal
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -19,8 +19,6 @@ from staticrt.models.bench.job import Job, Result, Setting
 from staticrt.models.bench.peers import resolve
 from staticrt.models.bench.progress import Progress
 from staticrt.models.bench.runner import Runner
-
-POLL_SECONDS = 0.2  # how soon an interrupt is seen
 
 
 def allowed_cpus() -> list[int]:
@@ -49,15 +47,12 @@ def measure(
     try:
         with _sigterm_interrupts(), _RunnerPool(workers, setting.threads) as pool:
             progress.show("the machine's limits")
-            pool.start([Job(jobs.LIMITS, setting)])
-            _, document["limits"] = pool.result()
+            ((_, document["limits"]),) = pool.results([Job(jobs.LIMITS, setting)])
             progress.advance()
-            pool.start(tasks)
-            for _ in tasks:
-                progress.show(", ".join(_name(job) for job in pool.running()))
-                index, result = pool.result()
+            for index, result in pool.results(tasks):
                 results[index] = result
                 progress.advance()
+                progress.show(", ".join(_name(job) for _, job in sorted(pool.running.copy().items())))
                 _fill(document, tasks, results)
                 model = tasks[index].model
                 if all(at in results for at, task in enumerate(tasks) if task.model == model):
@@ -108,83 +103,44 @@ def _run(runner: Runner, job: Job) -> Result:
     return runner.run(job)
 
 
-@dataclass(frozen=True)
-class _PooledRunner:
-    """A runner, the thread that waits for it, and the CPUs its workers are timed on."""
-
-    runner: Runner
-    thread: threading.Thread
-
-
 class _RunnerPool:
-    """Runs jobs in the order given, as many at a time as there are runners.
-
-    Thread safety: the runners' threads take from one deque and put into one queue; only the owner touches the rest.
-    """
+    """Runs jobs in the order given, as many at a time as there are runners; each runner's workers have CPUs of their own."""
 
     def __init__(self, workers: int, threads: int) -> None:
-        self._jobs: deque[tuple[int, Job]] = deque()
-        self._given = threading.Condition()
-        self._ended = False
-        self._running: dict[int, Job] = {}
-        self._done: queue.Queue[tuple[int, Result | Exception]] = queue.Queue()
-        self._members = []
+        self.running: dict[int, Job] = {}
+        self._runners = [Runner(threads) for _ in range(workers)]
+        self._free: queue.SimpleQueue[tuple[Runner, tuple[int, ...]]] = queue.SimpleQueue()
+        self._waiting = ThreadPoolExecutor(workers)
         # From the last CPU downwards: the first often serve interrupts.
         cpus = allowed_cpus()[::-1]
-        for member in range(workers):
-            runner = Runner(threads)
-            own = tuple(sorted(cpus[member * threads : (member + 1) * threads]))
-            thread = threading.Thread(target=self._work, args=(runner, own), daemon=True)
-            self._members.append(_PooledRunner(runner, thread))
+        for number, runner in enumerate(self._runners):
+            self._free.put((runner, tuple(sorted(cpus[number * threads : (number + 1) * threads]))))
 
     def __enter__(self) -> _RunnerPool:
-        for member in self._members:
-            member.thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        with self._given:
-            self._ended = True
-            self._given.notify_all()
-        for member in self._members:
-            member.runner.cancel()
-        for member in self._members:
-            member.thread.join()
+        self._waiting.shutdown(wait=False, cancel_futures=True)
+        for runner in self._runners:
+            runner.cancel()
+        self._waiting.shutdown()
+        for runner in self._runners:
+            runner.stop()
 
-    def start(self, new: list[Job]) -> None:
-        """Queue `new` jobs; results carry their positions in it."""
-        with self._given:
-            self._jobs.extend(enumerate(new))
-            self._given.notify_all()
+    def results(self, new: list[Job]) -> Iterator[tuple[int, Result]]:
+        """Positions in `new` and results, as jobs end; raises what a runner raised."""
+        futures = {self._waiting.submit(self._run, index, job): index for index, job in enumerate(new)}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
-    def running(self) -> list[Job]:
-        return [self._running[index] for index in sorted(self._running.copy())]
-
-    def result(self) -> tuple[int, Result]:
-        """The next job to end, and what became of it; raises what its runner raised."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                index, result = self._done.get(timeout=POLL_SECONDS)
-                if isinstance(result, Exception):
-                    raise result
-                return index, result
-
-    def _work(self, runner: Runner, cpus: tuple[int, ...]) -> None:
-        with runner:
-            while True:
-                with self._given:
-                    self._given.wait_for(lambda: self._jobs or self._ended)
-                    if self._ended:
-                        return
-                    index, job = self._jobs.popleft()
-                    self._running[index] = job
-                result: Result | Exception
-                try:
-                    result = _run(runner, replace(job, cpus=cpus))
-                except Exception as error:  # raised again by the owner
-                    result = error
-                self._running.pop(index)
-                self._done.put((index, result))
+    def _run(self, index: int, job: Job) -> Result:
+        runner, cpus = self._free.get()
+        self.running[index] = job
+        try:
+            return _run(runner, replace(job, cpus=cpus))
+        finally:
+            del self.running[index]
+            self._free.put((runner, cpus))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 
 from staticrt import compile
@@ -23,7 +22,8 @@ from staticrt.models import zoo
 from staticrt.models.bench.gates import MISSED, PASSED
 from staticrt.models.bench.measure import allowed_cpus
 from staticrt.models.bench.peers.torchscript import STATIC_RUNTIME
-from staticrt.models.bench.threads import one_thread
+from staticrt.models.bench.tables import table
+from staticrt.models.bench.threads import threads_set
 from staticrt.models.bench.timing import block_timer, calls_per_block
 
 NODES = 100
@@ -271,7 +271,7 @@ def _memory() -> list[Figure]:
 
 def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     """Every figure: as JSON rows, and as a table."""
-    with one_thread(), torch.inference_mode(False), torch.no_grad():
+    with threads_set(1), torch.inference_mode(False), torch.no_grad():
         figures = [
             *_nodes(),
             *_mathematics(),
@@ -281,9 +281,5 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
             *_memory(),
         ]
     rows = [asdict(figure) for figure in figures]
-    table = tabulate(
-        [(f.name, f"{f.value:.3g} {f.unit}".strip(), f.target, f.verdict) for f in figures],
-        headers=("executor", "measured", "target", "verdict"),
-        disable_numparse=True,
-    )
-    return rows, table
+    body = [(f.name, f"{f.value:.3g} {f.unit}".strip(), f.target, f.verdict) for f in figures]
+    return rows, table(body, ("executor", "measured", "target", "verdict"), left=(0, 1, 2, 3))

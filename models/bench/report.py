@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from staticrt.models.bench import job as jobs
 from staticrt.models.bench.environment import describe
 from staticrt.models.bench.gates import PASSED, UNKNOWN, Gate, geometric_mean
 from staticrt.models.bench.limits import floor_s
+from staticrt.models.bench.tables import table
 
 MIB = 1 << 20
 
@@ -64,15 +63,8 @@ def render_gates(gates: Sequence[Gate]) -> str:
     rows = [[g.name, g.model, g.target, _number(g.value), g.verdict] for g in gates]
     passed = sum(g.verdict == PASSED for g in gates)
     unknown = sum(g.verdict == UNKNOWN for g in gates)
-    table = _table(rows, ["target", "model", "bound", "value", "verdict"])
-    return (
-        f"Targets\n{table}\n{passed} of {len(gates) - unknown} measured targets met, {unknown} not measured"
-    )
-
-
-def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    align = ["left", *["right"] * (len(headers) - 1)]
-    return tabulate(rows, headers, disable_numparse=True, colalign=align if rows else None)
+    rendered = table(rows, ["target", "model", "bound", "value", "verdict"])
+    return f"Targets\n{rendered}\n{passed} of {len(gates) - unknown} measured targets met, {unknown} not measured"
 
 
 def _number(value: float | str | None) -> str:
@@ -127,7 +119,7 @@ def _pair_table(
             mean = geometric_mean(r["speedup"] for r in right)
             means.append("-" if mean is None else f"{mean:.2f} ({len(right)})")
         lines.append(["geometric mean (of)", *("" for _ in extra), *means])
-    return f"{title}\n{_table(lines, ['model', *(name for name, _ in extra), *peers])}"
+    return f"{title}\n{table(lines, ['model', *(name for name, _ in extra), *peers])}"
 
 
 def _limits(limits: dict[str, Any]) -> str:
@@ -168,7 +160,7 @@ def _work_table(document: Document) -> str:
             ]
         )
     headers = ["model", "MFLOP", "MiB at least", "MiB eager moves", "ops", "floor µs", "eager", "best", "by"]
-    return f"Work, and how much of the machine's limit is reached\n{_table(lines, headers)}"
+    return f"Work, and how much of the machine's limit is reached\n{table(lines, headers)}"
 
 
 def _details(rows: Sequence[Row]) -> str:
@@ -196,7 +188,7 @@ def _details(rows: Sequence[Row]) -> str:
         )
     headers = ["model", "peer", "status", "speed", "basis", "wall", "cpu", "spread", "rounds / clean"]
     headers += ["µs", "steady after s", "max error"]
-    return f"Details\n{_table(lines, headers)}"
+    return f"Details\n{table(lines, headers)}"
 
 
 def _problems(rows: Sequence[Row]) -> str:

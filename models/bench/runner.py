@@ -46,7 +46,7 @@ class Runner:
 
     def __exit__(self, *_error: object) -> None:
         self._kill_worker()
-        self._stop()
+        self.stop()
 
     def run(self, job: Job) -> Result:
         """The worker's result, with `status` and `reason`, and the seconds it took in all."""
@@ -55,7 +55,7 @@ class Runner:
         try:
             result = self._run_in(job, folder)
         except _ServerEnded:
-            self._stop()  # the next job starts another
+            self.stop()  # the next job starts another
             result = {"status": jobs.CRASHED, "reason": f"took the fork server along{_while(folder)}"}
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -82,7 +82,7 @@ class Runner:
         if ended is None:
             self._kill_worker()
             if self._reply(END_SECONDS) is None:
-                self._stop()  # it hangs; the next job starts another
+                self.stop()  # it hangs; the next job starts another
             reason = f"not done after {job.setting.timeout:g} s{_while(folder)}"
             return {"status": jobs.TIMEOUT, "reason": reason, "log": _read(folder / "log")[-4000:]}
         self._worker = 0
@@ -113,7 +113,7 @@ class Runner:
             ready = self._reply(START_SECONDS)
         if ready is None:
             code = self._server.poll()
-            self._stop()
+            self.stop()
             raise InternalError(
                 f"the benchmark's fork server did not start (exit code {code})",
                 fix="run python -m staticrt.models.bench.fork_server to see why",
@@ -144,7 +144,8 @@ class Runner:
                 os.killpg(self._worker, signal.SIGKILL)
             self._worker = 0
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End the server."""
         if self._server is None:
             return
         for pipe in (self._server.stdin, self._server.stdout):

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor, nn
 
 from staticrt import compile
 from staticrt.models import zoo
 from staticrt.models.bench.gates import MISSED, PASSED
+from staticrt.models.bench.tables import table
+from staticrt.models.bench.threads import threads_set
 from staticrt.tools.report.runs import Tracer
 
 THREADS = (1, 2, 4, 8, 16, 32, 64)
@@ -83,7 +84,7 @@ def _shares(function: Any, threads: int) -> dict[str, tuple[float, float, int]]:
     return shares
 
 
-def scaling_of(module: nn.Module, inputs: Sequence[Tensor], threads: Sequence[int] = THREADS) -> Scaling:
+def scaling_of(module: nn.Module, inputs: Sequence[Tensor], threads: Sequence[int]) -> Scaling:
     """The bound on the speed-up of `module` compiled, for each number of threads.
 
     Args:
@@ -91,20 +92,16 @@ def scaling_of(module: nn.Module, inputs: Sequence[Tensor], threads: Sequence[in
         threads: numbers of threads; 1 is added. torch's number is restored afterwards.
     """
     fast = compile(module.eval(), deterministic=True)  # routes by rule, not by measuring
-    before = torch.get_num_threads()
     counts = sorted({1, *threads})
     shares: dict[int, dict[str, tuple[float, float, int]]] = {}
-    try:
-        with torch.no_grad():
-            for count in counts:
-                torch.set_num_threads(count)
-                for _ in range(3):
-                    fast(*inputs)
-                shares[count] = _shares(fast, count)
-            torch.set_num_threads(1)
-            steps = _steps(fast, inputs)
-    finally:
-        torch.set_num_threads(before)
+    with threads_set(1), torch.no_grad():
+        for count in counts:
+            torch.set_num_threads(count)
+            for _ in range(3):
+                fast(*inputs)
+            shares[count] = _shares(fast, count)
+        torch.set_num_threads(1)
+        steps = _steps(fast, inputs)
     none = (0.0, 0.0, 0)
     costs = [
         max(step.cost_ns, *(shares[count].get(step.node, none)[0] for count in counts)) for step in steps
@@ -136,19 +133,16 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
         found = scaling_of(entry.build(), entry.inputs(), threads)
         is_missed = entry.tag != zoo.OVERHEAD_BOUND and found.bounds[2] < LEAST_AT_TWO
         rows.append({"name": entry.name, **asdict(found), "verdict": MISSED if is_missed else PASSED})
-    table = tabulate(
-        [
-            (
-                row["name"],
-                *(f"{bound:.2f}" for bound in row["bounds"].values()),
-                row["forks"],
-                f"{row['serial_share']:.0%}",
-                ", ".join(dict.fromkeys(row["serial_steps"][:4])),
-                row["verdict"],
-            )
-            for row in rows
-        ],
-        headers=("bound on the speed-up", *map(str, threads), "forks", "serial", "serial steps", "verdict"),
-        disable_numparse=True,
-    )
-    return rows, f"{table}\n\n{ASSUMPTIONS}"
+    body = [
+        (
+            row["name"],
+            *(f"{bound:.2f}" for bound in row["bounds"].values()),
+            row["forks"],
+            f"{row['serial_share']:.0%}",
+            ", ".join(dict.fromkeys(row["serial_steps"][:4])),
+            row["verdict"],
+        )
+        for row in rows
+    ]
+    headers = ("bound on the speed-up", *map(str, threads), "forks", "serial", "serial steps", "verdict")
+    return rows, f"{table(body, headers, left=(0, -2, -1))}\n\n{ASSUMPTIONS}"

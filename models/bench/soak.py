@@ -7,11 +7,8 @@ go on, and a line is fitted to it after a warm-up.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +18,6 @@ from typing import Any
 
 import numpy
 import torch
-from tabulate import tabulate
 from torch import Tensor
 
 from staticrt import compile
@@ -29,6 +25,10 @@ from staticrt.models import zoo
 from staticrt.models.bench import memory
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.gates import MISSED, PASSED
+from staticrt.models.bench.peers.onnx_runtime import session_call
+from staticrt.models.bench.processes import in_process
+from staticrt.models.bench.tables import table
+from staticrt.models.bench.threads import threads_set
 
 CALLS, QUICK_CALLS = 1_000_000, 20_000
 THREADS = 8
@@ -130,19 +130,7 @@ def _prepared(peer: str, module: torch.nn.Module, example: tuple[Tensor, ...]) -
         return compile(module)
     from staticrt import to_onnx
 
-    onnxruntime: Any = importlib.import_module("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    model = to_onnx(module, example).SerializeToString()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    names = [argument.name for argument in session.get_inputs()]
-
-    def call(*inputs: Tensor) -> list[Tensor]:
-        feed = {name: value.numpy() for name, value in zip(names, inputs, strict=True)}
-        return [torch.from_numpy(value) for value in session.run(None, feed)]
-
-    return call
+    return session_call(to_onnx(module, example).SerializeToString(), threads=1)
 
 
 class _Thread(threading.Thread):
@@ -198,9 +186,7 @@ def soak(peer: str, calls: int, *, threads: int = THREADS, seed: int = 0) -> Soa
         calls: over all threads; at least 100 for each.
         threads: Python threads that call. torch's and ONNX Runtime's own threads are set to 1; torch's number is restored.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads_set(1):
         with torch.no_grad():
             work = _Workload(peer, seed)
         workers = [_Thread(work, calls // threads, seed + 1 + number) for number in range(threads)]
@@ -210,8 +196,6 @@ def soak(peer: str, calls: int, *, threads: int = THREADS, seed: int = 0) -> Soa
             worker.start()
         samples = _sample(workers, total)
         seconds = time.perf_counter() - begin
-    finally:
-        torch.set_num_threads(before)
     times = numpy.concatenate([w.times_ns[int(WARM_UP * len(w.times_ns)) :] for w in workers]) / 1e3
     answered = times[times >= 0]
     percentiles = numpy.percentile(answered, (50, 99, 99.9)) if len(answered) else (numpy.nan,) * 3
@@ -265,17 +249,12 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
     """Every installed peer, each in a process of its own: as JSON rows, and as a table."""
     rows = []
     for peer in PEERS:
-        command = [sys.executable, "-m", "staticrt.models.bench.soak", peer]
-        done = subprocess.run(
-            [*command, str(QUICK_CALLS if quick else CALLS)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            reason = (done.stderr.strip().splitlines() or ["it ended without output"])[-1]
+        found = in_process(__name__, peer, str(QUICK_CALLS if quick else CALLS))
+        if isinstance(found, str):
             # A peer that is not installed is not a failure.
-            rows.append({"peer": peer, "failed": reason, "verdict": MISSED if peer == "staticrt" else PASSED})
-            continue
-        found = Soak(**json.loads(done.stdout.splitlines()[-1]))
-        rows.append({**asdict(found), "verdict": verdict(found) if peer == "staticrt" else ""})
+            rows.append({"peer": peer, "failed": found, "verdict": MISSED if peer == "staticrt" else PASSED})
+        else:
+            rows.append({**found, "verdict": verdict(Soak(**found)) if peer == "staticrt" else ""})
     return rows, render(rows)
 
 
@@ -300,24 +279,13 @@ def render(rows: Sequence[dict[str, Any]]) -> str:
             )
         )
     headers = ("soak", "calls", "calls/s", "errors", "p50 µs", "p99 µs", "p99.9 µs", "RSS MiB")
-    table = tabulate(
-        body, (*headers, "MiB per million calls (95 %)", "verdict"), disable_numparse=True, stralign="right"
-    )
+    rendered = table(body, (*headers, "MiB per million calls (95 %)", "verdict"))
     errors = [f"{row['peer']}: {text}" for row in rows for text in row.get("first_errors", ())]
     what = (
         f"{THREADS} threads, {len(SIZES)} models ({', '.join(SIZES)}), {INPUTS} inputs of random sizes each."
     )
-    return "\n".join([table, *errors, "", what])
-
-
-def _worker() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("peer", choices=PEERS)
-    parser.add_argument("calls", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    print(json.dumps(asdict(soak(arguments.peer, arguments.calls, seed=arguments.seed))))
+    return "\n".join([rendered, *errors, "", what])
 
 
 if __name__ == "__main__":
-    _worker()
+    print(json.dumps(asdict(soak(sys.argv[1], int(sys.argv[2])))))

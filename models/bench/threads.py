@@ -9,11 +9,11 @@ import torch
 
 
 @contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let operators use only this thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def threads_set(count: int) -> Iterator[None]:
+    """Let operators use `count` threads; their number is restored, also where the block changes it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.models.bench.train_memory import allocated_peak, saved_bytes
-from staticrt.models.bench.train_models import Lstm, Transformer, mlp
+from staticrt.models.bench.tables import megabytes, met, table
+from staticrt.models.bench.train_memory import allocated_peak, planned_bytes, saved_bytes
+from staticrt.models.bench.train_models import Lstm, Transformer, mlp, training_step
 from staticrt.training import optim
 
 Step = Callable[[], Any]
-
 
 # name -> model, input sizes, least speedup of a whole step over eager
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
@@ -28,52 +28,28 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], float]] = {
 }
 
 
-def _loss(model: Any, x: torch.Tensor) -> torch.Tensor:
-    loss: torch.Tensor = model(x).square().mean()
-    return loss
+# Each way to run the same step from the same weights.
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "eager": lambda m: m,
+    "AOT eager": lambda m: torch.compile(m, backend="aot_eager", dynamic=False),
+    "backend": lambda m: torch.compile(m, backend="staticrt", dynamic=False),
+    "graph splits": lambda m: staticrt.compile(m, dynamic=False, joint_trace=False),
+    "staticrt.compile": lambda m: staticrt.compile(m, dynamic=False),
+}
+INDUCTOR: dict[str, Callable[[nn.Module], Any]] = {"Inductor": lambda m: torch.compile(m, dynamic=False)}
+WHOLE = "whole step"
 
 
-def _steps(
-    make: Callable[[], nn.Module], sizes: tuple[int, ...], inductor: bool
-) -> dict[str, tuple[Step, Any]]:
-    """Each way to run the same step from the same weights: its call, and what ran compiled."""
+def _steps(make: Callable[[], nn.Module], sizes: tuple[int, ...], inductor: bool) -> dict[str, Step]:
     torch.manual_seed(0)
     source, x = make(), torch.randn(*sizes)
-    ways: dict[str, Callable[[nn.Module], Any]] = {
-        "eager": lambda m: m,
-        "AOT eager": lambda m: torch.compile(m, backend="aot_eager", dynamic=False),
-        "backend": lambda m: torch.compile(m, backend="staticrt", dynamic=False),
-        "graph splits": lambda m: staticrt.compile(m, dynamic=False, joint_trace=False),
-        "staticrt.compile": lambda m: staticrt.compile(m, dynamic=False),
-    }
-    if inductor:
-        ways["Inductor"] = lambda m: torch.compile(m, dynamic=False)
-    found: dict[str, tuple[Step, Any]] = {}
-    for name, prepare in ways.items():
+    steps: dict[str, Step] = {}
+    for name, prepare in {**WAYS, **(INDUCTOR if inductor else {})}.items():
         model = copy.deepcopy(source)
-        run, optimizer = prepare(model), torch.optim.SGD(model.parameters(), lr=1e-3)
-
-        def step(run: Any = run, optimizer: Any = optimizer) -> torch.Tensor:
-            loss = _loss(run, x)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        found[name] = (step, run)
+        steps[name] = training_step(prepare(model), (x,), torch.optim.SGD(model.parameters(), lr=1e-3))
     model = copy.deepcopy(source)
-    own = optim.SGD(model.parameters(), lr=1e-3)
-
-    @staticrt.compile_step
-    def whole() -> torch.Tensor:
-        loss = _loss(model, x)
-        loss.backward()  # type: ignore[no-untyped-call]
-        own.step()
-        own.zero_grad()
-        return loss
-
-    found["whole step"] = (whole, whole)
-    return found
+    whole = training_step(model, (x,), optim.SGD(model.parameters(), lr=1e-3))
+    return {**steps, WHOLE: staticrt.compile_step(whole)}
 
 
 def time_in_turns(steps: dict[str, Step], seconds: float) -> dict[str, float]:
@@ -106,16 +82,15 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
     for name, (make, sizes, target) in MODELS.items():
         torch._dynamo.reset()
         steps = _steps(make, sizes, inductor)
-        first = {way: step().item() for way, (step, _run) in steps.items()}
+        first = {way: step().item() for way, step in steps.items()}
         if max(abs(loss - first["eager"]) for loss in first.values()) > 1e-3 * max(1.0, abs(first["eager"])):
             raise AssertionError(f"{name}: losses differ: {first}")
-        ms = time_in_turns({way: step for way, (step, _run) in steps.items()}, seconds)
-        peaks = {way: allocated_peak(step) for way, (step, _run) in steps.items()}
+        ms = time_in_turns(steps, seconds)
+        peaks = {way: allocated_peak(step) for way, step in steps.items()}
         torch.manual_seed(0)
         model, x = make(), torch.randn(*sizes)
         fast = torch.compile(model, backend="staticrt", dynamic=False)
-        whole: Any = steps["whole step"][1]
-        stats = [s for v in whole._variants for s in v._entry.executable.native.prepared_stats]
+        planned = planned_bytes(steps[WHOLE])
         rows.append(
             {
                 "model": name,
@@ -127,8 +102,8 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
                     "staticrt": saved_bytes(fast, x, model),
                 },
                 "peak_bytes": peaks,
-                "arena_bytes": max((s["arena_bytes"] for s in stats), default=0),
-                "lower_bound_bytes": max((s["lower_bound_bytes"] for s in stats), default=0),
+                "arena_bytes": planned["arena"],
+                "lower_bound_bytes": planned["lower_bound"],
             }
         )
     return rows
@@ -137,31 +112,20 @@ def measure_training(*, seconds: float, inductor: bool) -> list[dict[str, Any]]:
 def render_training(rows: list[dict[str, Any]]) -> str:
     """The tables, targets beside values."""
     ways = list(rows[0]["ms"])
-    lines = ["Training step, ms (speedup over eager)", ""]
-    lines.append(f"{'model':<22}" + "".join(f"{way:>18}" for way in ways) + f"{'target':>9}")
+    steps, peaks, memory = [], [], []
     for row in rows:
-        cells = "".join(f"{row['ms'][way]:>10.3f} ({row['speedup'][way]:.2f})".rjust(18) for way in ways)
-        verdict = "met" if row["speedup"]["whole step"] >= row["target"] else "missed"
-        lines.append(f"{row['model']:<22}{cells}{row['target']:>6.2f} {verdict}")
-    lines += [
-        "",
-        "Peak of a step, MB (whole step: beside its arena, which is kept)",
-        "",
-        f"{'model':<22}" + "".join(f"{way:>18}" for way in ways),
-    ]
-    for row in rows:
-        cells = "".join(f"{row['peak_bytes'][way] / 1e6:>18.3f}" for way in ways)
-        lines.append(f"{row['model']:<22}{cells}")
-    lines += [
-        "",
-        "Memory, MB",
-        "",
-        f"{'model':<22}{'saved, eager':>14}{'saved, staticrt':>17}{'step arena':>12}{'bound':>9}",
-    ]
-    for row in rows:
-        saved = row["saved_bytes"]
-        lines.append(
-            f"{row['model']:<22}{saved['eager'] / 1e6:>14.3f}{saved['staticrt'] / 1e6:>17.3f}"
-            f"{row['arena_bytes'] / 1e6:>12.3f}{row['lower_bound_bytes'] / 1e6:>9.3f}"
-        )
-    return "\n".join(lines)
+        name, speedup, target = row["model"], row["speedup"], row["target"]
+        cells = (f"{ms:.3f} ({speedup[way]:.2f})" for way, ms in row["ms"].items())
+        steps.append([name, *cells, f"{target:.2f} {met(speedup[WHOLE] >= target)}"])
+        peaks.append([name, *megabytes(row["peak_bytes"].values())])
+        sizes = (*row["saved_bytes"].values(), row["arena_bytes"], row["lower_bound_bytes"])
+        memory.append([name, *megabytes(sizes)])
+    return "\n\n".join(
+        [
+            "Training step, ms (speedup over eager)\n" + table(steps, ["model", *ways, "target"]),
+            "Peak of a step, MB (whole step: beside its arena, which is kept)\n"
+            + table(peaks, ["model", *ways]),
+            "Memory, MB\n"
+            + table(memory, ["model", "saved, eager", "saved, staticrt", "step arena", "bound"]),
+        ]
+    )

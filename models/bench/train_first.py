@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+from staticrt.models.bench.tables import table
+
 # What is timed -> the compiled model, and whether gradients are on.
 WAYS = {
     "without gradients": ("staticrt.compile(make())", False),
@@ -32,9 +34,7 @@ with torch.set_grad_enabled({gradients}):
 """
 
 
-def measure_first_calls(
-    names: list[str], *, threads: int = 1, runs: int = 3, inductor: bool = False
-) -> list[dict[str, Any]]:
+def measure_first_calls(names: list[str], *, threads: int, runs: int, inductor: bool) -> list[dict[str, Any]]:
     """One row for each model of `train.MODELS`: ms of a first call, with its backward; the least of some processes."""
     rows = []
     ways = {**WAYS, **INDUCTOR} if inductor else WAYS
@@ -53,14 +53,9 @@ def measure_first_calls(
 
 def render_first_calls(rows: list[dict[str, Any]]) -> str:
     """The table, with what a first training call costs in first calls without gradients."""
-    lines = ["First call of a process, ms (multiple of the call without gradients)", ""]
-    ways = list(rows[0]["first_ms"])
-    lines.append(f"{'model':<22}" + "".join(f"{way:>22}" for way in ways))
+    body = []
     for row in rows:
-        ms = row["first_ms"]
-        least = ms["without gradients"]
-        lines.append(
-            f"{row['model']:<22}"
-            + "".join(f"{ms[way]:.0f} ({ms[way] / least:.1f})".rjust(22) for way in ways)
-        )
-    return "\n".join(lines)
+        least = row["first_ms"]["without gradients"]
+        body.append([row["model"], *(f"{ms:.0f} ({ms / least:.1f})" for ms in row["first_ms"].values())])
+    title = "First call of a process, ms (multiple of the call without gradients)"
+    return f"{title}\n{table(body, ['model', *rows[0]['first_ms']])}"

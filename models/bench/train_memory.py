@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 import staticrt
-from staticrt.models.bench.train_models import Lstm, Transformer
+from staticrt.models.bench.tables import megabytes, met, table
+from staticrt.models.bench.train_models import Lstm, Transformer, training_step
 
 BUDGETS = (1.0, 0.5, 0.2, 0.0)
 
@@ -119,39 +120,30 @@ def region_bytes(fast: Any, x: torch.Tensor, model: nn.Module) -> tuple[int, int
     return saved, saved + max(planned, default=0)
 
 
-def _training_step(model: nn.Module, x: torch.Tensor, optimizer: Any) -> Callable[[], torch.Tensor]:
-    def train() -> torch.Tensor:
-        loss: torch.Tensor = model(x).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return train
+def planned_bytes(step: Any) -> dict[str, int]:
+    """Of a whole step that has run: its arena, the arena's lower bound (live bytes at the peak), bytes without reuse."""
+    signatures = [signature for trace in step.explain().traces for signature in trace.signatures]
+    names = ("values", "lower_bound", "arena")
+    return {name: max((getattr(s, f"{name}_bytes") for s in signatures), default=0) for name in names}
 
 
-def _step_arena(make: Callable[[], nn.Module], x: torch.Tensor) -> dict[str, int]:
-    """Arena of a whole step with SGD, its lower bound (live bytes at the peak), and bytes without any reuse.
+def _step_bytes(make: Callable[[], nn.Module], x: torch.Tensor) -> dict[str, int]:
+    """What a whole step with SGD plans.
 
     "beside": what a step allocates outside of its arena; "eager": what eager's step allocates. Both at their peak.
     """
     from staticrt.training import optim
 
     model = make()
-    train = _training_step(model, x, torch.optim.SGD(model.parameters(), lr=1e-3))
+    train = training_step(model, (x,), torch.optim.SGD(model.parameters(), lr=1e-3))
     for _ in range(2):
         train()
     eager = allocated_peak(train)
-    step: Any = staticrt.compile_step(_training_step(model, x, optim.SGD(model.parameters(), lr=1e-3)))
+    step = staticrt.compile_step(training_step(model, (x,), optim.SGD(model.parameters(), lr=1e-3)))
     for _ in range(3):
         step()
     beside = allocated_peak(step)
-    largest = {"values": 0, "lower_bound": 0, "arena": 0}
-    for report in step.explain().traces:
-        for signature in report.signatures:
-            for name in largest:
-                largest[name] = max(largest[name], getattr(signature, f"{name}_bytes"))
-    return {**largest, "beside": beside, "eager": eager}
+    return {**planned_bytes(step), "beside": beside, "eager": eager}
 
 
 def measure_memory() -> list[dict[str, Any]]:
@@ -176,38 +168,37 @@ def measure_memory() -> list[dict[str, Any]]:
             fast = torch.compile(model, backend="staticrt", dynamic=False, options=options)
             saved[f"staticrt {budget:g}"], peaks[f"{budget:g}"] = region_bytes(fast, x, model)
         torch._dynamo.reset()
-        row = {"model": name, "saved_bytes": saved, "peak_bytes": peaks, "step_bytes": _step_arena(make, x)}
-        rows.append(row)
+        step = _step_bytes(make, x)
+        rows.append({"model": name, "saved_bytes": saved, "peak_bytes": peaks, "step_bytes": step})
     return rows
 
 
 def render_memory(rows: list[dict[str, Any]]) -> str:
     """The tables, in MB, targets beside values."""
-    ways = list(rows[0]["saved_bytes"])
-    lines = ["Saved for the backward, MB (target: no more than eager, nor than min-cut)", ""]
-    lines.append(f"{'model':<20}" + "".join(f"{way:>14}" for way in ways))
+    saved, peaks, steps = [], [], []
     for row in rows:
-        saved = row["saved_bytes"]
-        met = saved["staticrt 1"] <= min(saved["eager"], saved["min-cut"])
-        lines.append(_row(row["model"], saved.values(), met))
-    lines += ["", "Saved and planned at the peak, MB, by activation budget (target: never rises)", ""]
-    lines.append(f"{'model':<20}" + "".join(f"{budget:>14}" for budget in rows[0]["peak_bytes"]))
-    for row in rows:
-        peaks = list(row["peak_bytes"].values())
-        lines.append(_row(row["model"], peaks, peaks == sorted(peaks, reverse=True)))
-    lines += [
-        "",
-        "One whole step, MB (target: an arena within 1.03 of the live peak and eager's peak)",
-    ]
+        sizes, step = row["saved_bytes"], row["step_bytes"]
+        saved.append(_row(row["model"], sizes, sizes["staticrt 1"] <= min(sizes["eager"], sizes["min-cut"])))
+        falling = list(row["peak_bytes"].values())
+        peaks.append(_row(row["model"], row["peak_bytes"], falling == sorted(falling, reverse=True)))
+        is_tight = step["arena"] <= min(1.03 * step["lower_bound"], step["eager"])
+        steps.append(_row(row["model"], step, is_tight))
     heads = ("no reuse", "live peak", "arena", "beside it", "eager's peak")
-    lines += ["", f"{'model':<20}" + "".join(f"{head:>14}" for head in heads)]
-    for row in rows:
-        step = row["step_bytes"]
-        met = step["arena"] <= min(1.03 * step["lower_bound"], step["eager"])
-        lines.append(_row(row["model"], step.values(), met))
-    return "\n".join(lines)
+    tables = {
+        "Saved for the backward, MB (target: no more than eager, nor than min-cut)": (
+            saved,
+            rows[0]["saved_bytes"],
+        ),
+        "Saved and planned at the peak, MB, by activation budget (target: never rises)": (
+            peaks,
+            rows[0]["peak_bytes"],
+        ),
+        "One whole step, MB (target: an arena within 1.03 of the live peak and eager's peak)": (steps, heads),
+    }
+    return "\n\n".join(
+        f"{title}\n{table(body, ['model', *names, ''])}" for title, (body, names) in tables.items()
+    )
 
 
-def _row(name: str, values: Iterable[int], met: bool) -> str:
-    cells = "".join(f"{value / 1e6:>14.3f}" for value in values)
-    return f"{name:<20}{cells}  {'met' if met else 'missed'}"
+def _row(name: str, sizes: dict[str, int], is_met: bool) -> list[str]:
+    return [name, *megabytes(sizes.values()), met(is_met)]

@@ -1,7 +1,8 @@
-"""Models whose training steps `staticrt bench --train` measures."""
+"""Models whose training steps `staticrt bench --train` measures, and such a step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,3 +63,26 @@ def mlp(width: int, depth: int) -> nn.Module:
     for _ in range(depth):
         layers += [nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width)]
     return nn.Sequential(*layers)
+
+
+def mean_square(out: torch.Tensor) -> torch.Tensor:
+    """A loss of one result."""
+    return out.square().mean()
+
+
+def training_step(
+    run: Callable[..., Any],
+    inputs: Sequence[torch.Tensor],
+    optimizer: Any,
+    loss_of: Callable[[Any], torch.Tensor] = mean_square,
+) -> Callable[[], torch.Tensor]:
+    """A step of `run`, a model or its compiled form, on the same inputs every time; it returns the loss."""
+
+    def step() -> torch.Tensor:
+        loss = loss_of(run(*inputs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step

@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves
 
 import staticrt
 from staticrt.models.bench.gates import EAGER_FLOOR, MISSED, PASSED, Gate, at_least, at_most
-from staticrt.models.bench.train import time_in_turns
-from staticrt.models.bench.train_memory import allocated_peak
+from staticrt.models.bench.tables import table
+from staticrt.models.bench.train import WHOLE, time_in_turns
+from staticrt.models.bench.train_memory import allocated_peak, planned_bytes
+from staticrt.models.bench.train_models import training_step
 from staticrt.models.zoo import Entry
 from staticrt.training import optim
 
@@ -25,31 +27,15 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "backend": lambda model: torch.compile(model, backend="staticrt"),
 }
 INDUCTOR: dict[str, Callable[[nn.Module], Any]] = {"Inductor": torch.compile}
-WHOLE = "whole step"
 OWN = "staticrt.compile"  # held against eager
 PEAK_SHARE = 1.01  # of eager's: what the allocator rounds up
 _RTOL = 1e-3  # of the loss
+_CELL = "{:.2f} ({:.2f})"
 
 
 def _loss(out: Any) -> torch.Tensor:
     found = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_floating_point()]
     return torch.stack([t.square().mean() for t in found]).sum()
-
-
-def _step(run: Any, inputs: tuple[torch.Tensor, ...], optimizer: Any) -> Callable[[], torch.Tensor]:
-    def step() -> torch.Tensor:
-        loss = _loss(run(*inputs))
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return step
-
-
-def _arena_bytes(step: Any) -> int:
-    """Of a whole step, which keeps it between calls."""
-    return max((s.arena_bytes for trace in step.explain().traces for s in trace.signatures), default=0)
 
 
 def _measure(entry: Entry, ways: dict[str, Callable[[nn.Module], Any]], seconds: float) -> dict[str, Any]:
@@ -61,9 +47,11 @@ def _measure(entry: Entry, ways: dict[str, Callable[[nn.Module], Any]], seconds:
         model = copy.deepcopy(source)
         try:
             if way == WHOLE:
-                step = staticrt.compile_step(_step(model, inputs, optim.SGD(model.parameters(), lr=1e-4)))
+                own = optim.SGD(model.parameters(), lr=1e-4)
+                step = staticrt.compile_step(training_step(model, inputs, own, _loss))
             else:
-                step = _step(ways[way](model), inputs, torch.optim.SGD(model.parameters(), lr=1e-4))
+                theirs = torch.optim.SGD(model.parameters(), lr=1e-4)
+                step = training_step(ways[way](model), inputs, theirs, _loss)
             torch.manual_seed(0)
             loss = step().item()
             eager = loss if way == "eager" else eager
@@ -78,7 +66,7 @@ def _measure(entry: Entry, ways: dict[str, Callable[[nn.Module], Any]], seconds:
     ms = time_in_turns(steps, seconds) if steps else {}
     peaks = {way: allocated_peak(step) for way, step in steps.items()}
     if WHOLE in steps:
-        peaks[WHOLE] += _arena_bytes(steps[WHOLE])
+        peaks[WHOLE] += planned_bytes(steps[WHOLE])["arena"]  # kept between calls
     return {"model": entry.name, "ms": ms, "peak_bytes": peaks, "failed": failed}
 
 
@@ -102,56 +90,41 @@ def measure_zoo(entries: Sequence[Entry], *, seconds: float, inductor: bool = Fa
     return rows
 
 
+def _gains(row: dict[str, Any], way: str) -> tuple[float, float]:
+    """A way's speed over eager's, and its peak memory over eager's."""
+    peaks = row["peak_bytes"]
+    return row["ms"]["eager"] / row["ms"][way], peaks[way] / peaks["eager"]
+
+
 def check_zoo(rows: list[dict[str, Any]]) -> list[Gate]:
     """The targets: every way answers as eager does; staticrt.compile is not slower and its peak is not higher."""
     gates = []
     for row in rows:
-        failed = "; ".join(row["failed"]) or "none"
-        gates.append(
-            Gate("ways that fail", row["model"], "none", failed, MISSED if row["failed"] else PASSED)
-        )
-        is_timed = OWN in row["ms"]
-        speed = row["ms"]["eager"] / row["ms"][OWN] if is_timed else None
-        peak = row["peak_bytes"][OWN] / row["peak_bytes"]["eager"] if is_timed else None
-        gates.append(at_least("speed / eager's", row["model"], EAGER_FLOOR, speed))
-        gates.append(at_most("peak memory / eager's", row["model"], PEAK_SHARE, peak))
+        name, failed = row["model"], "; ".join(row["failed"])
+        gates.append(Gate("ways that fail", name, "none", failed or "none", MISSED if failed else PASSED))
+        speed, peak = _gains(row, OWN) if OWN in row["ms"] else (None, None)
+        gates.append(at_least("speed / eager's", name, EAGER_FLOOR, speed))
+        gates.append(at_most("peak memory / eager's", name, PEAK_SHARE, peak))
     return gates
 
 
 def render_zoo(rows: list[dict[str, Any]]) -> str:
     """The table: speed-up over eager and, in brackets, the peak as a share of eager's; their geometric means."""
-    ways = [
-        way for way in (*WAYS, *INDUCTOR, WHOLE) if any(way in row["ms"] for row in rows) and way != "eager"
-    ]
-    lines = [
-        "Training step of the zoo: speed-up over eager (peak memory over eager's)",
-        "",
-        f"{'model':<18}{'eager ms':>12}{'eager MB':>10}" + "".join(f"{way:>20}" for way in ways),
-    ]
+    done = [row for row in rows if row["ms"]]
+    ways = [way for way in (*WAYS, *INDUCTOR, WHOLE) if way != "eager" and any(way in r["ms"] for r in done)]
+    body = []
     for row in rows:
-        if "eager" not in row["ms"]:
-            lines.append(f"{row['model']:<18}{'failed':>12}")
-            continue
-        cells = []
-        for way in ways:
-            if way not in row["ms"]:
-                cells.append("failed" if way in row["failed"] else "")
-                continue
-            peak = row["peak_bytes"][way] / row["peak_bytes"]["eager"]
-            cells.append(f"{row['ms']['eager'] / row['ms'][way]:.2f} ({peak:.2f})")
-        lines.append(
-            f"{row['model']:<18}{row['ms']['eager']:>12.3f}{row['peak_bytes']['eager'] / 1e6:>10.1f}"
-            + "".join(f"{cell:>20}" for cell in cells)
-        )
-    means = []
-    for way in ways:
-        served = [row for row in rows if way in row["ms"]]
-        speed = statistics.geometric_mean([row["ms"]["eager"] / row["ms"][way] for row in served])
-        peak = statistics.geometric_mean(
-            [row["peak_bytes"][way] / row["peak_bytes"]["eager"] for row in served]
-        )
-        means.append(f"{speed:.2f} ({peak:.2f})")
+        cells = ["failed" if way in row["failed"] else "" for way in ways]
+        for index, way in enumerate(ways):
+            if way in row["ms"]:
+                cells[index] = _CELL.format(*_gains(row, way))
+        ms, peaks = row["ms"], row["peak_bytes"]
+        eager = [f"{ms['eager']:.3f}", f"{peaks['eager'] / 1e6:.1f}"] if ms else ["failed", ""]
+        body.append([row["model"], *eager, *cells])
     if ways:
-        lines.append(f"{'geometric mean':<40}" + "".join(f"{mean:>20}" for mean in means))
-    lines += [f"{row['model']}, {way}: {reason}" for row in rows for way, reason in row["failed"].items()]
-    return "\n".join(lines)
+        gains = [zip(*(_gains(row, way) for row in done if way in row["ms"]), strict=True) for way in ways]
+        means = (_CELL.format(*map(statistics.geometric_mean, of_way)) for of_way in gains)
+        body.append(["geometric mean", "", "", *means])
+    problems = [f"{row['model']}, {way}: {why}" for row in rows for way, why in row["failed"].items()]
+    title = "Training step of the zoo: speed-up over eager (peak memory over eager's)"
+    return "\n".join([title, table(body, ["model", "eager ms", "eager MB", *ways]), *problems])

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import nn
 
 from staticrt.errors import StaticRuntimeError
@@ -20,6 +19,7 @@ from staticrt.frontend.progress import long_work
 from staticrt.models.bench.check import difference, leaves
 from staticrt.models.bench.environment import environment
 from staticrt.models.bench.peers import resolve, select
+from staticrt.models.bench.tables import table
 from staticrt.tools.cli.call import call
 from staticrt.tools.cli.loading import LoadedModel, prepare_model
 from staticrt.tools.cli.output import print_json
@@ -204,4 +204,4 @@ def _show(document: dict[str, Any], target: Path | None) -> None:
         note = row.get("reason", "")
         body.append([row["peer"], row["status"], *figures, speedup, f"{row['first_answer_s']:.2f}", note])
     headers = ["peer", "", "p50 µs", "p90 µs", "p99 µs", "× eager", "first s", ""]
-    print(tabulate(body, headers, disable_numparse=True, colalign=("left", "left", *["right"] * 5, "left")))
+    print(table(body, headers, left=(0, 1, -1)))

@@ -18,17 +18,14 @@ def _load() -> None:
         importlib.import_module(name)
 
 
-def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], threads: int) -> Call:
+def session_call(model: str | bytes, threads: int) -> Call:
+    """A function of tensors that runs a model, given by its path or as its bytes."""
     runtime: Any = importlib.import_module("onnxruntime")
-    program: Any = torch.onnx.export(module, arguments, dynamo=True, verbose=False)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        program.save(str(path))
-        options = runtime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = [argument.name for argument in session.get_inputs()]
     run = session.run
 
@@ -37,6 +34,14 @@ def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], threads: int) -> 
         return [torch.from_numpy(value) for value in run(None, feed)]
 
     return call
+
+
+def _prepare(module: nn.Module, arguments: tuple[Tensor, ...], threads: int) -> Call:
+    program: Any = torch.onnx.export(module, arguments, dynamo=True, verbose=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder, "model.onnx"))
+        program.save(path)
+        return session_call(path, threads)
 
 
 ONNX_RUNTIME = Peer(
