@@ -52,6 +52,8 @@ class CallState:
         interventions: how often that state was changed between two calls.
         refused: sizes for which eager raised: such calls are not traced again until one succeeds in eager.
         constant_sizes: tracing with symbols for sizes takes too long: each size has a trace of its own.
+        follows_branches: joint traces follow the branches that data decides. False: there are too many, or data decides
+            whether a size is broadcast, which a trace assumes and checks.
     """
 
     route: Route = Route.WHOLE
@@ -64,6 +66,7 @@ class CallState:
     interventions: int = 0
     refused: set[tuple[Any, ...]] = dataclasses.field(default_factory=set)
     constant_sizes: bool = False
+    follows_branches: bool = True
 
     def find(self, call: Call, tried: Sequence[CachedTrace] = ()) -> CachedTrace | None:
         """The first trace that accepts a call, other than those in `tried`."""

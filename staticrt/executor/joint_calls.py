@@ -22,7 +22,14 @@ from staticrt.frontend.collector import seldom_collecting
 from staticrt.frontend.dynamo.parallel import bucket_limits
 from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.frontend.progress import long_work
-from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient, RefusesItself, TooSlow
+from staticrt.frontend.reasons import (
+    BROADCASTS,
+    CannotTrace,
+    ModelChanges,
+    NeedsNoGradient,
+    RefusesItself,
+    TooSlow,
+)
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.sizing import Sizing
@@ -133,38 +140,36 @@ class JointCalls:
             state = self.states.get(_key(call)) or CallState()
         except (EagerOnly, TypeError):  # an argument that cannot be hashed
             return None
-        trace = state.find(call)
-        if trace is None:
-            watched = state.watched
-            if watched is not None and not watched.holds():
-                self._state_changed(state)
-            if self._is_refused(state):
-                self._leave_to_eager(call, state)
-                return state.watched
-            if call.sizes() in state.refused:
-                raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
-            trace = keeping_thread_state(lambda: self._make(call))
-            state = self.states.get(_key(call)) or state
-            if trace is None:
-                self._leave_to_eager(call, state, is_new=True)
-                return state.watched
-        traced = trace.traced
-        if traced.mutates and share_memory(traced, call.leaves):
-            return None
-        trace.calls += 1
-        flat = trace.inputs(call.leaves)
-        executable: Any = trace.executable
-        undo = undo_of(traced, call.leaves)
-        try:
-            outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
-        except OtherDecision:
-            raise LeftToEager(OTHER_DECISION, "", _nothing) from None
-        except Exception as error:
-            if reason := beyond_trace(error, trace, undo):
-                raise LeftToEager(reason, "", _nothing) from None
-            if reason := first_run_raised(trace, error, partial(self._drop, trace, state)):
-                raise LeftToEager(reason, "", self._answered(call, state)) from None
-            raise
+        tried: list[CachedTrace] = []  # in which data takes another branch
+        while True:
+            trace = state.find(call, tried)
+            if is_new := trace is None:
+                trace, state = self._new_trace(call, state, tried)
+                if trace is None:
+                    return state.watched
+            traced = trace.traced
+            if traced.mutates and share_memory(traced, call.leaves):
+                return None
+            trace.calls += 1
+            flat = trace.inputs(call.leaves)
+            executable: Any = trace.executable
+            undo = undo_of(traced, call.leaves)
+            try:
+                outputs = run_decided(trace, flat) if traced.decided else executable.run(flat)
+                break
+            except OtherDecision:
+                if is_new or not state.follows_branches:
+                    raise LeftToEager(OTHER_DECISION, "", _nothing) from None
+                tried.append(trace)
+            except Exception as error:
+                if reason := beyond_trace(error, trace, undo):
+                    raise LeftToEager(reason, "", _nothing) from None
+                if reason := first_run_raised(trace, error, partial(self._drop, trace, state)):
+                    raise LeftToEager(reason, "", self._answered(call, state)) from None
+                raise
+        if tried and not is_new:
+            with self._lock:
+                state.move_to_front(trace)
         # Views are made in Python, and errors are seen there.
         if executable.views is not None or traced.decided or traced.catches:
             return (traced.out_spec.build(outputs, call.containers),)
@@ -179,6 +184,28 @@ class JointCalls:
             executable.region,
         )
         return (traced.out_spec.build(outputs, call.containers),)
+
+    def _new_trace(
+        self, call: Call, state: CallState, tried: Sequence[CachedTrace]
+    ) -> tuple[CachedTrace | None, CallState]:
+        """A trace of a call that no kept one serves, and the state of its key; None: Dynamo may have the call.
+
+        Raises:
+            LeftToEager, NeedsNone: as `serve`.
+        """
+        watched = state.watched
+        if watched is not None and not watched.holds():
+            self._state_changed(state)
+        if self._is_refused(state):
+            self._leave_to_eager(call, state)
+            return None, state
+        if call.sizes() in state.refused:
+            raise LeftToEager("eager raised for such a call before", "", self._answered(call, state))
+        trace = keeping_thread_state(lambda: self._make(call, tried))
+        state = self.states.get(_key(call)) or state
+        if trace is None:
+            self._leave_to_eager(call, state, is_new=True)
+        return trace, state
 
     def _leave_to_eager(self, call: Call, state: CallState, is_new: bool = False) -> None:
         """Raise `LeftToEager`, or `NeedsNone`, for a call without a trace, unless Dynamo may have it.
@@ -229,10 +256,10 @@ class JointCalls:
         failed = state.failure
         return failed is not None and (failed.impossible or state.changes >= tuning.STEP_ATTEMPTS)
 
-    def _make(self, call: Call) -> CachedTrace | None:
+    def _make(self, call: Call, tried: Sequence[CachedTrace]) -> CachedTrace | None:
         with self._lock, budget.account(self._options.seconds_to_trace()), seldom_collecting():
             state = self.states.get(_key(call)) or CallState()
-            trace = state.find(call)
+            trace = state.find(call, tried)
             if trace is not None or self._is_refused(state):
                 return trace
             if (kept := self.states.without_stale(self.traces)) is not self.traces:
@@ -240,6 +267,10 @@ class JointCalls:
                 self._fast.forget()
             try:
                 with long_work(f"tracing {self._name} with its backward", self._options.progress):
+                    if len(tried) >= tuning.MAX_BRANCHES:
+                        state.follows_branches = False
+                        for each in state.drop_decided():
+                            self._drop(each, state)
                     trace = self._trace(call, state)
             except Exception as error:
                 self._fail(call, state, error)
@@ -312,7 +343,7 @@ class JointCalls:
             sizing=Sizing.first(dynamic, shape_env=False),
             autograd=True,
             derive=Backward(request.snapshot),
-            decide=False,
+            decide=state.follows_branches,
         )
         limits = bucket_limits()
         request.snapshot.add_answer(bucket_limits)
@@ -329,6 +360,11 @@ class JointCalls:
                         raise
                     state.constant_sizes = True
                     made = following.constant()
+                except CannotTrace as error:
+                    if error.reason != BROADCASTS or not following.decide:
+                        raise
+                    state.follows_branches = False
+                    made = dataclasses.replace(request, decide=False)
                 if isinstance(made, CachedTrace):
                     return made
                 following = made

@@ -96,6 +96,8 @@ class Backward:
         if not self.differentiable:
             if any(isinstance(out, torch.Tensor) and out.requires_grad for out in outputs):
                 raise CannotTrace("every result that needs a gradient is an input or a view of one")
+            if tracer.decided:
+                raise CannotTrace("data decides whether a result needs a gradient")
             raise NeedsNoGradient
         results = [outputs[i] for i in self.differentiable]
         if any(out.grad_fn is None for out in results):
@@ -115,6 +117,7 @@ class Backward:
             self.saving = saving_nodes(nodes)
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
+        tracer.shape_env.decider = None  # a backward that data stopped could not begin anew
         look_again(tracer)
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]

@@ -6,10 +6,6 @@ import torch
 from tests.support.data_parallel_workers import CASES, dies, is_late, trained, wrapped
 from tests.support.ranks import Ranks
 
-# Cases whose calls have no joint trace, and a part of the reason.
-BY_DYNAMO = {
-    "decides": "a boolean that data decides",
-}
 STEPS = ("buffers", "accumulation", "joined")
 
 
@@ -41,12 +37,8 @@ def check(ranks, eager_states, case, way):
 @pytest.mark.parametrize("case", CASES)
 def test_trains_as_in_eager(ranks, eager_states, case, way):
     for text in check(ranks, eager_states, case, way):
-        if case in BY_DYNAMO:
-            assert "training, native node" in text
-            assert BY_DYNAMO[case] in text
-        else:
-            assert "training, native node, joint trace" in text
-            assert "runs eagerly" not in text
+        assert "training, native node, joint trace" in text
+        assert "runs eagerly" not in text
 
 
 @pytest.mark.parametrize("way", ["step around", "step inside"])
