@@ -412,3 +412,20 @@ def test_numbers_that_data_decides_stay_in_the_trace_beside_code_that_names_its_
             assert_same(fast(torch.tensor(values)), Layer()(torch.tensor(values)))
     assert len(fast.explain().traces) >= 1
     assert not fast.explain().eager
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda x, held: id(x), lambda x, held: hash(x), lambda x, held: [*map(id, (x, held))]]
+)
+def test_the_identity_of_an_argument_is_that_of_the_callers_object(ask):
+    compiled = staticrt.compile(lambda x, held: (x * held[0], ask(x, held)))
+    calls = [(torch.ones(2), [torch.ones(2)]) for _ in range(4)]
+    assert [compiled(*call)[1] for call in calls] == [ask(*call) for call in calls]
+
+
+def test_a_model_that_asks_for_the_identity_of_a_layer_is_traced():
+    layer = torch.nn.Linear(2, 2)
+    compiled = staticrt.compile(lambda x: (layer(x), id(layer) % 7, hash(layer.weight) % 7))
+    with torch.no_grad():
+        assert compiled(torch.ones(1, 2))[1:] == (id(layer) % 7, hash(layer.weight) % 7)
+    assert [trace.route for trace in compiled.explain().traces] == ["whole"]

@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -92,6 +92,7 @@ class Watcher:
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
         self._handlers: frozenset[int] = frozenset()  # ids of code, of signals: not the model's either
+        self._arguments: frozenset[int] = frozenset()  # ids of what stands for them
         self._collects = False  # a collection has begun in the thread that is watched
         self.impure: list[tuple[str, str]] = []  # what, model line
         self.even_in_parts = False  # Dynamo must not split the model there
@@ -100,13 +101,20 @@ class Watcher:
         # Where code may read the class of a number, which a number that data decides does not show.
         self.asks_for_class = ""
 
-    def start(self, is_new: Callable[[Any], bool]) -> None:
-        """Watch from here on; `is_new` tells whether the run made an object."""
+    def start(self, is_new: Callable[[Any], bool], arguments: Iterable[Any]) -> None:
+        """Watch from here on.
+
+        Args:
+            is_new: whether the run made an object.
+            arguments: tensors and containers that the run is given for those of the caller.
+        """
         self._reads.is_new = is_new
         MODEL_BUILTINS.update_from_builtins()
         MODEL_BUILTINS.on_names = self._snapshot.add_model_names
         MODEL_BUILTINS.on_abstract = self._snapshot.add_virtual_subclasses
         MODEL_BUILTINS.on_dir = self._snapshot.add_listing
+        self._arguments = frozenset(map(id, arguments))
+        MODEL_BUILTINS.on_id = self._asks_for_identity
         self._watcher = _C.CallWatcher(
             *(self._classify, judge, self._begins, self._calls, self._returned, self._left), MODEL_BUILTINS
         )
@@ -120,7 +128,8 @@ class Watcher:
         for callback in (self._collection_begins, self._collection_ends):
             if callback in gc.callbacks:
                 gc.callbacks.remove(callback)
-        MODEL_BUILTINS.on_names = MODEL_BUILTINS.on_abstract = MODEL_BUILTINS.on_dir = None
+        MODEL_BUILTINS.on_names = MODEL_BUILTINS.on_abstract = None
+        MODEL_BUILTINS.on_dir = MODEL_BUILTINS.on_id = None
         if self._watcher is not None:
             self._watcher.stop()
         self._watcher = None
@@ -302,6 +311,10 @@ class Watcher:
                 self._note("makes text of a number that data decides", frame)
         else:
             self._need_constants(None)
+
+    def _asks_for_identity(self, value: Any) -> None:
+        if id(value) in self._arguments:
+            self._note("asks for the id() of an argument", user_frame(sys._getframe()) or sys._getframe())
 
     def _need_constants(self, frame: types.FrameType | None) -> None:
         if self._constants and frame is not None:

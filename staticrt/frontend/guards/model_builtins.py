@@ -28,6 +28,8 @@ _LIBRARY_CLASSES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 # Symbolic numbers are instances of these and behave like numbers.
 _NUMBERS: dict[type, Any] = {torch.SymInt: 0, torch.SymFloat: 0.0, torch.SymBool: False}
 
+_HASHES_OF_IDENTITY: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
+
 
 class NeedsNumber(BaseException):
     """Model code uses a symbolic number where a number is required: as a key, or through its attributes."""
@@ -108,6 +110,20 @@ def given_attributes(value: Any) -> frozenset[str]:
 
 def _is_fake(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and type(value) is not value.__class__
+
+
+def _id(value: Any, /) -> int:
+    if is_symbolic(value):
+        raise NeedsNumber
+    if MODEL_BUILTINS.on_id is not None:
+        MODEL_BUILTINS.on_id(value)
+    return id(value)
+
+
+def _hash(value: Any, /) -> int:
+    if type(value).__hash__ in _HASHES_OF_IDENTITY and MODEL_BUILTINS.on_id is not None:
+        MODEL_BUILTINS.on_id(value)
+    return hash(value)
 
 
 def _note(*names: str) -> None:
@@ -212,6 +228,8 @@ _STAND_INS: dict[str, Callable[..., Any]] = {
     "isinstance": _isinstance,
     "issubclass": _issubclass,
     "int": _int,
+    "id": _id,
+    "hash": _hash,
     "hasattr": _hasattr,
     "getattr": _getattr,
     "setattr": _setattr,
@@ -230,6 +248,7 @@ class ModelBuiltins(dict[str, Any]):
 
     on_names: Callable[[Iterable[str]], None] | None = None  # told of names that model code computes
     on_abstract: Callable[[], None] | None = None  # told that it asks about an abstract class
+    on_id: Callable[[Any], None] | None = None  # told what it asks the identity of
     on_dir: Callable[[Any, list[str]], None] | None = None  # told what it lists the attributes of, and which
 
     def update_from_builtins(self) -> None:

@@ -47,6 +47,16 @@ class ClassRecord(Compared):
         self.saved.update(found)
         return [(f"{self.owner.__name__}.{name}", value) for name, value in found]
 
+    def data(self) -> set[str]:
+        """Names of what the class has beside functions, which code may read without naming it."""
+        if is_torchs(self.owner.__module__):
+            return set()
+        return {
+            name
+            for name, value in self.own.items()
+            if not name.startswith("__") and not hasattr(type(value), "__get__")
+        }
+
     def _meant(self, names: set[str]) -> set[str]:
         return (names & self.own.keys()) - self._left_out
 

@@ -53,6 +53,7 @@ _LIST_ATTRIBUTES = frozenset(
             "__reduce__",
             "__reduce_ex__",
             "__getattribute__",
+            "getattr_static",
             "extra_repr",
         ),
         *("attrgetter", "methodcaller", "format", "format_map", "pickle", "dumps", "eval", "exec"),
@@ -162,7 +163,10 @@ class Reads:
             return
         self._codes.add(code)
         names = names_of(code)
-        self._snapshot.lists_attributes |= _lists_attributes(code, is_model)
+        if _lists_attributes(code, is_model):
+            self._snapshot.lists_attributes = True
+            if is_model:
+                self._snapshot.list_classes()
         self._snapshot.catches |= is_model and _catches(code)
         (self._snapshot.add_model_names if is_model else self._snapshot.add_names)(names)
         if code not in self._inner and (function := _C.function_of(frame)) is not None:

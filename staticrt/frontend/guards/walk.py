@@ -110,6 +110,7 @@ class Walk:
         self._computes_by_numpy = False
         self._weak = WeakReferences()
         self.caches: list[CacheRecord] = []
+        self._lists_classes = False
         self._reads_modules = False  # code reads `sys.modules` by names
         self._iterators: list[str] = []  # paths of those whose place is known to C alone
         self._memory = TensorMemory()
@@ -243,9 +244,17 @@ class Walk:
             if each.__flags__ & _HEAP_TYPE and each not in self._classes:
                 record = self._classes[each] = ClassRecord(each, self.read_names)
                 self._walk(record.read(self.read_names))
+                if self._lists_classes:
+                    self.add_names(record.data())
         kind = type(owner)
         if kind is not type and kind not in self._classes:
             self.add_class(kind)
+
+    def list_classes(self) -> None:
+        """The model's code may read attributes of classes that it does not name, as `"{0.a}".format(x)` does."""
+        if not self._lists_classes:
+            self._lists_classes = True
+            self.add_names(name for record in self._classes.values() for name in record.data())
 
     def add_scope(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """What names mean in a module (nothing, maybe), and what that holds."""

@@ -70,7 +70,7 @@ def run_on_fakes(
     try:
         with tracer.fake_mode, level, tracer:
             found = settings()
-            watcher.start(is_new)
+            watcher.start(is_new, [*filter(torch.is_tensor, fakes.leaves), *builder.containers])
             try:
                 result = request.function(*args, **kwargs)
             except ImpureCall:

@@ -36,6 +36,7 @@ MISSED_BY_DYNAMO = frozenset(
             "item_of_class",
             "method_of_enumeration",
         ),
+        "class_attribute_by_getattr_static",
         *("bounded_cache_that_forgets", "cache_emptied_later", "cache_of_a_method", "list_of_a_cache"),
         *("class_attribute_given_to_derived_class", "division_by_numpy", "global_of_the_library"),
         *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import inspect
 import operator
 
 from tests.soundness.state_kinds.registry import kind, setter
@@ -309,6 +310,42 @@ def class_dict_by_computed_key():
 
     names = ["scale", "c"]
     return lambda x: x * vars(Config)["_".join(names)], setter(Config, "scale_c")
+
+
+@kind
+def class_attribute_in_a_template():
+    class Config:
+        scale_d = 1.0
+
+    config, template = Config(), "{0.scale" + "_d}"
+    return lambda x: x * float(template.format(config)), setter(Config, "scale_d")
+
+
+@kind
+def class_attribute_by_getattribute():
+    class Config:
+        scale_e = 1.0
+
+    config, names = Config(), ["scale", "e"]
+    return lambda x: x * config.__getattribute__("_".join(names)), setter(Config, "scale_e")
+
+
+@kind
+def dict_of_an_objects_class_by_computed_key():
+    class Config:
+        scale_f = 1.0
+
+    config, names = Config(), ["scale", "f"]
+    return lambda x: x * type(config).__dict__["_".join(names)], setter(Config, "scale_f")
+
+
+@kind
+def class_attribute_by_getattr_static():
+    class Config:
+        scale_g = 1.0
+
+    config, names = Config(), ["scale", "g"]
+    return lambda x: x * inspect.getattr_static(config, "_".join(names)), setter(Config, "scale_g")
 
 
 @kind
