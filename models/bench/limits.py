@@ -11,7 +11,7 @@ from torch import nn
 
 from staticrt.models.bench.job import Setting
 from staticrt.models.bench.timing import hot_call
-from staticrt.tools.report.roofline import COPIES, GEMM_SIZES, gemm_routes
+from staticrt.tools.report.roofline import COPIES, GEMM_SIZES, Roofline, gemm_routes
 
 MOST_SECONDS = 0.1  # for one figure
 
@@ -61,14 +61,8 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def floor_s(counts: dict[str, Any], limits: dict[str, Any]) -> float | None:
-    """The least seconds the machine needs for the counted work: arithmetic or memory, whichever takes longer.
-
-    Bytes pass at the speed of the smallest cache that they all fit into. None where either was not measured.
-    """
+    """The least seconds the machine needs for the counted work; None where it or the limits were not measured."""
     if counts.get("flops") is None or not limits.get("gemm_flops_per_s"):
         return None
-    speeds = limits["copy_bytes_per_s"]
-    fits = next((name for name, sizes in COPIES.items() if counts["min_bytes"] <= 2 * sizes[1]), "memory")
-    # A copy's bandwidth counts bytes read and written, and so do min_bytes.
-    seconds = max(counts["flops"] / limits["gemm_flops_per_s"], counts["min_bytes"] / speeds[fits])
-    return float(seconds)
+    machine = Roofline(limits["gemm_flops_per_s"], limits["copy_bytes_per_s"], threads=1)
+    return machine.floor_ns(counts["flops"], counts["min_bytes"]) / 1e9

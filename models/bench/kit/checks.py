@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
@@ -52,6 +53,22 @@ def check(section: str, name: str) -> Callable[[Callable[[torch.device], str | N
 
 def synchronize(device: torch.device) -> None:
     torch.accelerator.synchronize(device.index)
+
+
+def close(got: Tensor, expected: Tensor, device: torch.device) -> None:
+    assert got.device == device, f"the result is on {got.device}, expected {device}"
+    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+def draw_the_same(function: Callable[[Tensor], Tensor], run: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """Check that `run` draws the random numbers of `function` in call after call."""
+    answers = []
+    for each in (function, run):
+        torch.manual_seed(5)
+        with torch.no_grad():
+            answers.append([each(x).cpu() for _ in range(5)])
+    for theirs, ours in zip(*answers, strict=True):
+        assert torch.equal(ours, theirs), "the same seed gives other numbers"
 
 
 def run_check(each: Check, device: torch.device) -> Row:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import staticrt
 from staticrt.graphs import GraphContext, close_default_contexts, default_context
-from staticrt.models.bench.kit.checks import Skip, check, synchronize
+from staticrt.graphs.report import GraphReport
+from staticrt.models.bench.kit.checks import Skip, check, close, draw_the_same, synchronize
 
 
 def make(device: torch.device) -> tuple[nn.Module, nn.Module]:
@@ -35,28 +36,32 @@ def best_us(call: Callable[[], object], device: torch.device, calls: int = 30) -
     return min(times) / calls * 1e6
 
 
-def close(got: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
+def twelve_calls(run: Callable[[Tensor], Tensor], model: nn.Module, device: torch.device) -> None:
+    """Call with two sizes in turn, and check the results after the last call."""
+    kept = []
+    for number in range(12):
+        x = torch.randn(4 + number % 2, 32)
+        kept.append((run(x.to(device)), x))
+    for y, x in kept:
+        close(y, model(x), device)
+
+
+def replays_of(report: GraphReport) -> int:
+    replays = sum(node.replays for node in report.nodes)
+    assert replays >= 4, f"{replays} replays of 12 calls; not captured: {report.skips}"
+    return replays
 
 
 @check("graphs", "a context captures and replays")
 @torch.no_grad()
 def context(device: torch.device) -> str:
     model, there = make(device)
-    ctx = GraphContext(device)
-    run = ctx.wrap(there)
-    kept = []
-    for number in range(10):
-        x = torch.randn(4 + number % 2, 32)
-        kept.append((run(x.to(device)), x))
-    for y, x in kept:
-        close(y, model(x))
-    report = ctx.explain()
-    replays = sum(node.replays for node in report.nodes)
-    assert report.skips == (), f"not captured: {report.skips}"
-    assert replays >= 4, f"{replays} replays of 10 calls"
-    ctx.close()
-    return f"{report.captures} captures, {replays} replays"
+    with GraphContext(device) as ctx:
+        run = ctx.wrap(there)
+        twelve_calls(run, model, device)
+        report = ctx.explain()
+        assert report.skips == (), f"not captured: {report.skips}"
+        return f"{report.captures} captures, {replays_of(report)} replays"
 
 
 @check("graphs", "two streams share a context")
@@ -74,7 +79,7 @@ def shared(device: torch.device) -> None:
             kept.append((run(x.to(device)).clone(), x))
     synchronize(device)
     for y, x in kept:
-        close(y, model(x))
+        close(y, model(x), device)
     ctx.close()
 
 
@@ -83,15 +88,8 @@ def shared(device: torch.device) -> None:
 def compiled(device: torch.device) -> str:
     model, there = make(device)
     fast = staticrt.compile(there, graphs=True)
-    kept = []
-    for number in range(12):
-        x = torch.randn(4 + number % 2, 32)
-        kept.append((fast(x.to(device)), x))
-    for y, x in kept:
-        close(y, model(x))
-    report = default_context(device).explain()
-    replays = sum(node.replays for node in report.nodes)
-    assert replays >= 4, f"{replays} replays of 12 calls; not captured: {report.skips}"
+    twelve_calls(fast, model, device)
+    replays = replays_of(default_context(device).explain())
     close_default_contexts()
     return f"{replays} replays of 12 calls"
 
@@ -125,16 +123,8 @@ def random_numbers(device: torch.device) -> None:
     def function(x: Tensor) -> Tensor:
         return torch.nn.functional.dropout(x, 0.5, training=True) + torch.rand_like(x)
 
-    ctx = GraphContext(device)
-    run = ctx.wrap(function)
-    x = torch.ones(1000, device=device)
-    answers = []
-    for each in (function, run):
-        torch.manual_seed(5)
-        answers.append([each(x).cpu() for _ in range(5)])
-    for ours, theirs in zip(*answers, strict=True):
-        assert torch.equal(ours, theirs), "the same seed gives other numbers"
-    ctx.close()
+    with GraphContext(device) as ctx:
+        draw_the_same(function, ctx.wrap(function), torch.ones(1000, device=device))
 
 
 @check("graphs", "a replay beside a graph captured by hand")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import staticrt
 from staticrt.errors import OutOfMemoryError
-from staticrt.models.bench.kit.checks import Skip, check, synchronize
+from staticrt.models.bench.kit.checks import Skip, check, close, draw_the_same, synchronize
 
 
 class Net(nn.Module):
@@ -38,11 +38,6 @@ def pair(device: torch.device) -> tuple[Net, Net]:
     torch.manual_seed(0)
     model = Net().eval()
     return model, copy.deepcopy(model).to(device)
-
-
-def close(got: Tensor, expected: Tensor, device: torch.device) -> None:
-    assert got.device == device, f"the result is on {got.device}, expected {device}"
-    torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 @check("suite", "dynamic sizes, and arenas that lie on the device")
@@ -237,15 +232,7 @@ def random_numbers(device: torch.device) -> None:
     def function(x: Tensor) -> Tensor:
         return F.dropout(x * 2, 0.5, training=True) + torch.rand_like(x)
 
-    compiled = staticrt.compile(function)
-    x = torch.ones(64, 33, device=device)
-    answers = []
-    for run in (function, compiled):
-        torch.manual_seed(3)
-        with torch.no_grad():
-            answers.append([run(x).cpu() for _ in range(4)])
-    for ours, theirs in zip(*answers, strict=True):
-        assert torch.equal(ours, theirs), "the same seed gives other numbers"
+    draw_the_same(function, staticrt.compile(function), torch.ones(64, 33, device=device))
 
 
 @check("suite", "a device and the host in one program")

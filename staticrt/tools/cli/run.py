@@ -11,11 +11,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from staticrt.errors import InputError, OptionError
-from staticrt.frontend.arguments.names import leaf_paths
 from staticrt.tools.cli.call import call, describe_result
 from staticrt.tools.cli.loading import LoadedModel, add_model_arguments, prepare_model
 from staticrt.tools.cli.output import print_json
-from staticrt.tools.report.compare import copied
+from staticrt.tools.report.compare import copied, difference
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,42 +67,18 @@ def _check(
         raise InputError(f"{loaded.name} has no eager form to compare with", fix="leave out --check")
     inputs, keywords = copied(before)
     expected = call(f"running {loaded.name} eagerly", loaded.eager, *inputs, **keywords)
-    try:
-        _assert_close(result, expected, args.rtol, args.atol)
-    except AssertionError as error:
-        found = {"ok": False, "difference": str(error)}
-        if hasattr(compiled, "compare"):
-            again, again_keywords = copied(before)
-            report = call(
-                "looking for the first node that is off",
-                lambda: compiled.compare(*again, rtol=args.rtol, atol=args.atol, **again_keywords),
-            )
-            found["first_off"] = str(report)
-        return found
-    return {"ok": True}
-
-
-def _assert_close(result: Any, expected: Any, rtol: float | None, atol: float | None) -> None:
-    """Like `torch.testing.assert_close`, for results of any kind: leaves other than tensors and numbers are compared with ==."""
-    structure, expected_structure = pytree.tree_structure(result), pytree.tree_structure(expected)
-    if structure != expected_structure:
-        raise AssertionError(f"the results' structures differ: {structure} is not {expected_structure}")
-    for (path, value), (_path, right) in zip(leaf_paths(result), leaf_paths(expected), strict=True):
-        numbers = (torch.Tensor, int, float, complex)
-        if isinstance(value, numbers) and isinstance(right, numbers):
-            try:
-                torch.testing.assert_close(value, right, rtol=rtol, atol=atol, equal_nan=True)
-            except AssertionError as error:
-                raise AssertionError(f"{path or 'result'}: {error}") from None
-        elif type(value) is not type(right) or not _same(value, right):
-            raise AssertionError(f"{path or 'result'} is {value!r}, expected {right!r}")
-
-
-def _same(value: Any, right: Any) -> bool:
-    try:
-        return bool(value == right)
-    except Exception:  # an object that cannot be compared, for example because it holds tensors
-        return True
+    off = difference(result, expected, args.rtol, args.atol)
+    if not off:
+        return {"ok": True}
+    found = {"ok": False, "difference": off}
+    if hasattr(compiled, "compare"):
+        again, again_keywords = copied(before)
+        report = call(
+            "looking for the first node that is off",
+            lambda: compiled.compare(*again, rtol=args.rtol, atol=args.atol, **again_keywords),
+        )
+        found["first_off"] = str(report)
+    return found
 
 
 def _text(document: dict[str, Any]) -> str:

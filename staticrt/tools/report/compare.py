@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
+from staticrt.frontend.arguments.names import leaf_paths
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.lowering.lower import lower, model_line
 from staticrt.memory import html
@@ -130,31 +131,8 @@ def compare(
     if (rtol is None) != (atol is None):
         raise InputError("rtol and atol are given together or not at all")
 
-    def close(got: Any, want: Any) -> str:
-        try:
-            torch.testing.assert_close(
-                got, want, rtol=rtol, atol=atol, equal_nan=True, check_stride=False, check_device=False
-            )
-        except AssertionError as error:
-            return " ".join(str(error).split())
-        return ""
-
     def off(got: Any, want: Any) -> str:
-        """Strings, dtypes and the like, which assert_close does not take, are compared by `==`."""
-        try:
-            return close(got, want)
-        except TypeError:
-            (have, one), (asked, other) = pytree.tree_flatten(got), pytree.tree_flatten(want)
-        if one != other:
-            return f"structure {one} instead of {other}"
-        for mine, its in zip(have, asked, strict=True):
-            if all(isinstance(leaf, (torch.Tensor, int, float, complex)) for leaf in (mine, its)):
-                found = close(mine, its)
-            else:
-                found = "" if type(mine) is type(its) and mine == its else f"{mine!r} instead of {its!r}"
-            if found:
-                return found
-        return ""
+        return difference(got, want, rtol, atol, check_device=False)
 
     state = _State(executor.function)
 
@@ -167,24 +145,55 @@ def compare(
     try:
         want = run(executor.function)
         # Twice: the first call may run the general path, later ones what it prepared.
-        difference = off(run(executor.fast.call), want) or off(run(executor.fast.call), want)
+        parted = off(run(executor.fast.call), want) or off(run(executor.fast.call), want)
         with torch.no_grad():
             traced = executor.find(tuple(args), kwargs) is not None
         if not traced:
-            return CompareReport(not difference, "call" if difference else "", difference)
+            return CompareReport(not parted, "call" if parted else "", parted)
         stages = _stages(executor, run, off, want, copied((tuple(args), kwargs)), state)
-        return _verdict(stages, difference)
+        return _verdict(stages, parted)
     finally:
         state.restore()
 
 
-def _verdict(stages: Iterator[tuple[str, str, NodeDifference | None, int]], difference: str) -> CompareReport:
+def difference(
+    got: Any, want: Any, rtol: float | None, atol: float | None, *, check_device: bool = True
+) -> str:
+    """How a result differs from another, "" where it does not.
+
+    Tensors and numbers are compared within the tolerance, other leaves (strings, dtypes and the like) by `==`.
+    """
+    one, other = pytree.tree_structure(got), pytree.tree_structure(want)
+    if one != other:
+        return f"structure {one} instead of {other}"
+    for (path, mine), (_path, its) in zip(leaf_paths(got), leaf_paths(want), strict=True):
+        place = f"{path}: " if path else ""
+        if all(isinstance(leaf, (torch.Tensor, int, float, complex)) for leaf in (mine, its)):
+            try:
+                torch.testing.assert_close(
+                    mine, its, rtol=rtol, atol=atol, equal_nan=True, check_device=check_device
+                )
+            except AssertionError as error:
+                return place + " ".join(str(error).split())
+        elif type(mine) is not type(its) or not _same(mine, its):
+            return f"{place}{mine!r} instead of {its!r}"
+    return ""
+
+
+def _same(value: Any, right: Any) -> bool:
+    try:
+        return bool(value == right)
+    except Exception:  # an object that cannot be compared, for example because it holds tensors
+        return True
+
+
+def _verdict(stages: Iterator[tuple[str, str, NodeDifference | None, int]], parted: str) -> CompareReport:
     checked = 0
     for stage, what, first, count in stages:
         checked = max(checked, count)
-        if what and difference:
-            return CompareReport(False, stage, difference, first, checked)
-    return CompareReport(not difference, "call" if difference else "", difference, None, checked)
+        if what and parted:
+            return CompareReport(False, stage, parted, first, checked)
+    return CompareReport(not parted, "call" if parted else "", parted, None, checked)
 
 
 def _stages(
