@@ -2,8 +2,8 @@
 
 A builder is a Python function over torch operators, registered with `op`. Its signature is its declaration:
 positional parameters are the operator's inputs, keyword-only ones its attributes (with ONNX's defaults). An
-input annotated `Tensor` arrives as a tensor, one annotated `Numbers` as numbers known at trace time, `Value`
-unchanged; a keyword `call` gets the `Call`. `**keywords` stands for the attributes of another builder, `like`. Builders with
+input without an annotation or annotated `Tensor` arrives as a tensor, one annotated `Numbers` as numbers known at trace time,
+`Value` unchanged; a keyword `call` gets the `Call`. `**keywords` stands for the attributes of another builder, `like`. Builders with
 `prepare` get one keyword `prepared`: what that function made of the attributes when the model was imported.
 """
 
@@ -200,10 +200,8 @@ def _declare(
     rest, required, wants_call = None, 0, False
     attributes = set() if like is None else set(_keywords(like))
     for parameter in inspect.signature(function).parameters.values():
-        kind = "value"
-        for word in ("Tensor", "Numbers"):
-            if word in str(parameter.annotation):
-                kind = word.lower()
+        declared = "Tensor" if parameter.annotation is parameter.empty else str(parameter.annotation)
+        kind = next((word.lower() for word in ("Numbers", "Tensor") if word in declared), "value")
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest = kind
         elif parameter.kind is parameter.KEYWORD_ONLY:

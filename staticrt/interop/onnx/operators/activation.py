@@ -52,20 +52,10 @@ for _name, _function in _UNARY.items():
     _register(_name, _function)
 
 
-@op("Softplus")
-def softplus(x: Tensor) -> Tensor:
-    # log(1 + exp(x)) without overflow
-    return torch.relu(x) + torch.log1p(torch.exp(-torch.abs(x)))
-
-
-@op("Elu")
-def elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.elu(x, alpha)
-
-
-@op("Celu", since=12)
-def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return F.celu(x, alpha)
+# log(1 + exp(x)) without overflow
+op("Softplus")(lambda x: torch.relu(x) + torch.log1p(torch.exp(-torch.abs(x))))
+op("Elu")(lambda x, *, alpha=1.0: F.elu(x, alpha))
+op("Celu", since=12)(lambda x, *, alpha=1.0: F.celu(x, alpha))
 
 
 @op("Selu", since=6)
@@ -75,34 +65,12 @@ def selu(
     return torch.where(x > 0, gamma * x, gamma * alpha * torch.expm1(x))
 
 
-@op("Selu")
-def selu_1(x: Tensor, *, alpha: float = 1.6732, gamma: float = 1.0507) -> Tensor:
-    return selu(x, alpha=alpha, gamma=gamma)
-
-
-@op("LeakyRelu")
-def leaky_relu(x: Tensor, *, alpha: float = 0.01) -> Tensor:
-    return F.leaky_relu(x, alpha)
-
-
-@op("ThresholdedRelu")
-def thresholded_relu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return torch.where(x > alpha, x, 0)
-
-
-@op("HardSigmoid")
-def hard_sigmoid(x: Tensor, *, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    return torch.clamp(x * alpha + beta, 0, 1)
-
-
-@op("Gelu", since=20)
-def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    return F.gelu(x, approximate=approximate)
-
-
-@op("Swish", since=24)
-def swish(x: Tensor, *, alpha: float = 1.0) -> Tensor:
-    return x * torch.sigmoid(x * alpha)
+op("Selu")(lambda x, *, alpha=1.6732, gamma=1.0507: selu(x, alpha=alpha, gamma=gamma))
+op("LeakyRelu")(lambda x, *, alpha=0.01: F.leaky_relu(x, alpha))
+op("ThresholdedRelu")(lambda x, *, alpha=1.0: torch.where(x > alpha, x, 0))
+op("HardSigmoid")(lambda x, *, alpha=0.2, beta=0.5: torch.clamp(x * alpha + beta, 0, 1))
+op("Gelu", since=20)(lambda x, *, approximate="none": F.gelu(x, approximate=approximate))
+op("Swish", since=24)(lambda x, *, alpha=1.0: x * torch.sigmoid(x * alpha))
 
 
 @op("Shrink", since=9)
@@ -111,9 +79,7 @@ def shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
     return torch.where(x < -lambd, x + bias, torch.where(x > lambd, x - bias, inside)).to(x.dtype)
 
 
-@op("PRelu", since=7)
-def prelu(x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, through_int64(torch.mul, x, slope), x)
+op("PRelu", since=7)(lambda x, slope: torch.where(x < 0, through_int64(torch.mul, x, slope), x))
 
 
 @op("PRelu")
@@ -137,9 +103,7 @@ def clip(x: Tensor, low: Value = None, high: Value = None) -> Tensor:
     return through_int64(lambda value: torch.clamp(value, *bounds), x)
 
 
-@op("Clip")
-def clip_1(x: Tensor, *, min: float = -math.inf, max: float = math.inf) -> Tensor:
-    return torch.clamp(x, min, max)
+op("Clip")(lambda x, *, min=-math.inf, max=math.inf: torch.clamp(x, min, max))
 
 
 @op("IsInf", since=10)
@@ -164,14 +128,8 @@ def dropout(
     return torch.where(mask, x / (1 - share), 0), mask
 
 
-@op("Dropout")
-def dropout_1(x: Tensor, *, is_test: int = 0, ratio: float = 0.5) -> tuple[Tensor, Tensor]:
-    return x, torch.ones_like(x)
-
-
-@op("Dropout", since=10)
-def dropout_10(x: Tensor, *, ratio: float = 0.5) -> tuple[Tensor, Tensor]:
-    return x, torch.ones_like(x, dtype=torch.bool)
+op("Dropout")(lambda x, *, is_test=0, ratio=0.5: (x, torch.ones_like(x)))
+op("Dropout", since=10)(lambda x, *, ratio=0.5: (x, torch.ones_like(x, dtype=torch.bool)))
 
 
 def _rows(x: Tensor, axis: int) -> Tensor:
@@ -180,24 +138,10 @@ def _rows(x: Tensor, axis: int) -> Tensor:
     return x.flatten(first) if first < x.dim() else x
 
 
-@op("Softmax", since=13)
-def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return torch.softmax(x, axis_of(axis, x.dim()))
-
-
-@op("Softmax")
-def softmax_1(x: Tensor, *, axis: int = 1) -> Tensor:
-    return torch.softmax(_rows(x, axis), -1).reshape(x.shape)
-
-
-@op("LogSoftmax", since=13)
-def log_softmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return torch.log_softmax(x, axis)
-
-
-@op("LogSoftmax")
-def log_softmax_1(x: Tensor, *, axis: int = 1) -> Tensor:
-    return torch.log_softmax(_rows(x, axis), -1).reshape(x.shape)
+op("Softmax", since=13)(lambda x, *, axis=-1: torch.softmax(x, axis_of(axis, x.dim())))
+op("Softmax")(lambda x, *, axis=1: torch.softmax(_rows(x, axis), -1).reshape(x.shape))
+op("LogSoftmax", since=13)(lambda x, *, axis=-1: torch.log_softmax(x, axis))
+op("LogSoftmax")(lambda x, *, axis=1: torch.log_softmax(_rows(x, axis), -1).reshape(x.shape))
 
 
 def _one_at_largest(x: Tensor) -> Tensor:
@@ -205,11 +149,5 @@ def _one_at_largest(x: Tensor) -> Tensor:
     return (positions == x.argmax(-1, keepdim=True)).to(x.dtype)
 
 
-@op("Hardmax", since=13)
-def hardmax(x: Tensor, *, axis: int = -1) -> Tensor:
-    return _one_at_largest(x.movedim(axis, -1)).movedim(-1, axis)
-
-
-@op("Hardmax")
-def hardmax_1(x: Tensor, *, axis: int = 1) -> Tensor:
-    return _one_at_largest(_rows(x, axis)).reshape(x.shape)
+op("Hardmax", since=13)(lambda x, *, axis=-1: _one_at_largest(x.movedim(axis, -1)).movedim(-1, axis))
+op("Hardmax")(lambda x, *, axis=1: _one_at_largest(_rows(x, axis)).reshape(x.shape))

@@ -196,9 +196,7 @@ def logical_not(x: Tensor) -> Tensor:
     return torch.logical_not(x)
 
 
-@op("Neg", host=_host(operator.neg))
-def negative(x: Tensor) -> Tensor:
-    return torch.neg(x)
+op("Neg", host=_host(operator.neg))(lambda x: torch.neg(x))
 
 
 @op("Abs", host=_host(abs))
@@ -219,14 +217,8 @@ def _whole(function: Function) -> Function:
     return _host(compute)
 
 
-@op("Floor", host=_whole(math.floor))
-def floor(x: Tensor) -> Tensor:
-    return torch.floor(x)
-
-
-@op("Ceil", host=_whole(math.ceil))
-def ceil(x: Tensor) -> Tensor:
-    return torch.ceil(x)
+op("Floor", host=_whole(math.floor))(lambda x: torch.floor(x))
+op("Ceil", host=_whole(math.ceil))(lambda x: torch.ceil(x))
 
 
 def _host_sqrt(x: Numbers) -> Any:
@@ -237,18 +229,14 @@ def _host_sqrt(x: Numbers) -> Any:
     )
 
 
-@op("Sqrt", host=_host_sqrt)
-def square_root(x: Tensor) -> Tensor:
-    return torch.sqrt(x)
+op("Sqrt", host=_host_sqrt)(lambda x: torch.sqrt(x))
 
 
 def _host_where(condition: Numbers, a: Numbers, b: Numbers) -> Numbers:
     return apply(lambda c, x, y: x if c else y, (condition, a, b), a.dtype)
 
 
-@op("Where", since=9, host=_host_where)
-def where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return torch.where(condition, a, b)
+op("Where", since=9, host=_host_where)(lambda condition, a, b: torch.where(condition, a, b))
 
 
 @op("BitShift", since=11)
@@ -258,21 +246,7 @@ def bit_shift(x: Tensor, amount: Tensor, *, direction: str) -> Tensor:
     return through_int64(function, x, amount)
 
 
-@op("BitwiseAnd", since=18)
-def bitwise_and(a: Tensor, b: Tensor) -> Tensor:
-    return through_int64(torch.bitwise_and, a, b)
-
-
-@op("BitwiseOr", since=18)
-def bitwise_or(a: Tensor, b: Tensor) -> Tensor:
-    return through_int64(torch.bitwise_or, a, b)
-
-
-@op("BitwiseXor", since=18)
-def bitwise_xor(a: Tensor, b: Tensor) -> Tensor:
-    return through_int64(torch.bitwise_xor, a, b)
-
-
-@op("BitwiseNot", since=18)
-def bitwise_not(x: Tensor) -> Tensor:
-    return through_int64(torch.bitwise_not, x)
+op("BitwiseAnd", since=18)(lambda a, b: through_int64(torch.bitwise_and, a, b))
+op("BitwiseOr", since=18)(lambda a, b: through_int64(torch.bitwise_or, a, b))
+op("BitwiseXor", since=18)(lambda a, b: through_int64(torch.bitwise_xor, a, b))
+op("BitwiseNot", since=18)(lambda x: through_int64(torch.bitwise_not, x))

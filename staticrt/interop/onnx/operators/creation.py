@@ -154,9 +154,7 @@ def pad_2(x: Tensor, *, mode: str = "constant", pads: Ints, value: float = 0.0) 
     return _pad(x, list(pads[:half]), list(pads[half:]), list(range(x.dim())), mode, fill)
 
 
-@op("Pad")
-def pad_1(x: Tensor, *, mode: str = "constant", paddings: Ints, value: float = 0.0) -> Tensor:
-    return pad_2(x, mode=mode, pads=paddings, value=value)
+op("Pad")(lambda x, *, mode="constant", paddings, value=0.0: pad_2(x, mode=mode, pads=paddings, value=value))
 
 
 @op("MelWeightMatrix", since=17)

@@ -142,9 +142,7 @@ def top_k(
     return values.narrow(axis, 0, count).to(x.dtype), indices.narrow(axis, 0, count)
 
 
-@op("TopK")
-def top_k_1(x: Tensor, *, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
-    return top_k(x, Numbers(objects(k), torch.int64), axis=axis)
+op("TopK")(lambda x, *, k, axis=-1: top_k(x, Numbers(objects(k), torch.int64), axis=axis))
 
 
 @op("NonZero", since=9)

@@ -44,14 +44,8 @@ def fused_matmul(
     return found if alpha == 1 else found * alpha
 
 
-@op("Gelu", domain=DOMAIN)
-def gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-@op("BiasGelu", domain=DOMAIN)
-def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return F.gelu(x + bias)
+op("Gelu", domain=DOMAIN)(lambda x: F.gelu(x))
+op("BiasGelu", domain=DOMAIN)(lambda x, bias: F.gelu(x + bias))
 
 
 @op("FastGelu", domain=DOMAIN)
@@ -59,9 +53,7 @@ def fast_gelu(x: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.gelu(x if bias is None else x + bias, approximate="tanh")
 
 
-@op("QuickGelu", domain=DOMAIN)
-def quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
-    return x * torch.sigmoid(x * alpha)
+op("QuickGelu", domain=DOMAIN)(lambda x, *, alpha=1.702: x * torch.sigmoid(x * alpha))
 
 
 # -- normalisation -------------------------------------------------------------------------------------------------

@@ -48,9 +48,7 @@ def normalizer(x: Tensor, *, norm: str = "MAX") -> Tensor:
     return torch.where(size == 0, x, x / size)
 
 
-@op("Binarizer", domain=DOMAIN)
-def binarizer(x: Tensor, *, threshold: float = 0.0) -> Tensor:
-    return (x > threshold).to(x.dtype)
+op("Binarizer", domain=DOMAIN)(lambda x, *, threshold=0.0: (x > threshold).to(x.dtype))
 
 
 @op("Imputer", domain=DOMAIN)

@@ -223,19 +223,9 @@ def _planes(x: Tensor) -> list[int]:
     return list(range(2, x.dim()))
 
 
-@op("GlobalAveragePool")
-def global_average_pool(x: Tensor) -> Tensor:
-    return torch.mean(x, _planes(x), keepdim=True)
-
-
-@op("GlobalMaxPool")
-def global_max_pool(x: Tensor) -> Tensor:
-    return torch.amax(x, _planes(x), keepdim=True)
-
-
-@op("GlobalLpPool")
-def global_lp_pool(x: Tensor, *, p: float = 2) -> Tensor:
-    return torch.sum(torch.abs(x) ** p, _planes(x), keepdim=True) ** (1 / p)
+op("GlobalAveragePool")(lambda x: torch.mean(x, _planes(x), keepdim=True))
+op("GlobalMaxPool")(lambda x: torch.amax(x, _planes(x), keepdim=True))
+op("GlobalLpPool")(lambda x, *, p=2: torch.sum(torch.abs(x) ** p, _planes(x), keepdim=True) ** (1 / p))
 
 
 @op("MaxUnpool", since=9)

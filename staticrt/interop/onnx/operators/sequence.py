@@ -24,9 +24,7 @@ def sequence_empty(*, dtype: int = 1) -> Any:
     return ([],)
 
 
-@op("SequenceConstruct", since=11)
-def sequence_construct(*items: Tensor) -> Any:
-    return list(items)
+op("SequenceConstruct", since=11)(lambda *items: list(items))
 
 
 @op("SequenceInsert", since=11)

@@ -64,9 +64,7 @@ def reshape(x: Tensor, shape: Numbers, *, allowzero: int = 0) -> Tensor:
     return x.reshape(_target(shape.list(), tuple(x.shape), allowzero))
 
 
-@op("Reshape")
-def reshape_1(x: Tensor, *, shape: Ints = ()) -> Tensor:
-    return x.reshape(_target(list(shape), tuple(x.shape), 0))
+op("Reshape")(lambda x, *, shape=(): x.reshape(_target(list(shape), tuple(x.shape), 0)))
 
 
 @op("Flatten")
@@ -162,9 +160,7 @@ def _host_concat(*parts: Numbers, axis: int = 1) -> Any:
     return Numbers(np.concatenate([part.array for part in parts], axis), parts[0].dtype)
 
 
-@op("Concat", host=_host_concat)
-def concat(*parts: Tensor, axis: int = 1) -> Tensor:
-    return torch.cat(parts, axis)
+op("Concat", host=_host_concat)(lambda *parts, axis=1: torch.cat(parts, axis))
 
 
 def _bounds(
