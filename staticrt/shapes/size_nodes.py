@@ -44,17 +44,7 @@ class Node:
     def is_int(self) -> bool:
         return False
 
-    def is_bool(self) -> bool:
-        return False
-
-    def is_float(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def is_constant(self) -> bool:
-        return False
+    is_bool = is_float = is_nested_int = is_constant = is_int
 
     def is_symbolic(self) -> bool:
         return True
@@ -88,6 +78,13 @@ class Node:
         return FloatNode(self.env, repr(value), value)
 
 
+def _comparison(sign: Text, function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], TruthNode]:
+    def compare(self: _NumberNode, other: Any) -> TruthNode:
+        return self._compare(sign, function, other)
+
+    return compare
+
+
 class _NumberNode(Node):
     """Methods that whole and fractional numbers share."""
 
@@ -99,23 +96,9 @@ class _NumberNode(Node):
     def pos(self) -> Any:
         return self
 
-    def eq(self, other: Any) -> TruthNode:
-        return self._compare("==", operator.eq, other)
-
-    def ne(self, other: Any) -> TruthNode:
-        return self._compare("!=", operator.ne, other)
-
-    def lt(self, other: Any) -> TruthNode:
-        return self._compare("<", operator.lt, other)
-
-    def le(self, other: Any) -> TruthNode:
-        return self._compare("<=", operator.le, other)
-
-    def gt(self, other: Any) -> TruthNode:
-        return self._compare(">", operator.gt, other)
-
-    def ge(self, other: Any) -> TruthNode:
-        return self._compare(">=", operator.ge, other)
+    eq, ne = _comparison("==", operator.eq), _comparison("!=", operator.ne)
+    lt, le = _comparison("<", operator.lt), _comparison("<=", operator.le)
+    gt, ge = _comparison(">", operator.gt), _comparison(">=", operator.ge)
 
 
 def _sum(a: Expr, b: Expr) -> Expr:
@@ -163,20 +146,19 @@ class SizeNode(_NumberNode):
         expr = self.expr
         return int(expr) if expr.is_Integer else None
 
-    def int_(self) -> int:
+    def int_(self, *_place: Any) -> int:
         """The number, which from here on is a constant of the trace."""
         self.env.assume(Condition("==", self.expr, size_expr.constant(self.hint), True))
         self._fixed = True
         return self.hint
 
-    def guard_int(self, file: Any, line: Any) -> int:
-        return self.int_()
+    guard_int = int_
 
     def require_hint(self, *_args: Any) -> int:
         return self.hint
 
-    def expect_size(self, file: Any, line: Any) -> bool:
-        return self.env.assume(self._compare(">=", operator.ge, self.wrap_int(0)).condition)
+    def expect_size(self, *_place: Any) -> bool:
+        return self.env.assume(self.ge(self.wrap_int(0)).condition)
 
     def _made(self, function: Callable[[Expr, Expr], Expr], hint: int, other: SizeNode) -> SizeNode:
         return SizeNode(self.env, function(self.expr, self._number(other).expr), hint)
@@ -205,7 +187,7 @@ class SizeNode(_NumberNode):
         return SizeNode(self.env, size_expr.negate(self.expr), -self.hint)
 
     def _check_divisor(self, other: SizeNode) -> None:
-        if not self.env.assume(other._compare("!=", operator.ne, self.wrap_int(0)).condition):
+        if not self.env.assume(other.ne(self.wrap_int(0)).condition):
             raise ZeroDivisionError("integer division or modulo by zero")
 
     def int_floordiv(self, other: Any) -> SizeNode:
@@ -340,14 +322,16 @@ class FloatNode(_NumberNode):
     def mul(self, other: Any) -> FloatNode:
         return self._made("*", operator.mul, other)
 
-    def float_truediv(self, other: Any) -> FloatNode:
+    def _check_divisor(self, other: FloatNode, error: Text) -> None:
         if not self.env.assume(other.ne(self.wrap_float(0.0)).condition):
-            raise ZeroDivisionError("float division by zero")
+            raise ZeroDivisionError(error)
+
+    def float_truediv(self, other: Any) -> FloatNode:
+        self._check_divisor(other, "float division by zero")
         return self._made("/", operator.truediv, other)
 
     def mod(self, other: Any) -> FloatNode:
-        if not self.env.assume(other.ne(self.wrap_float(0.0)).condition):
-            raise ZeroDivisionError("float modulo")
+        self._check_divisor(other, "float modulo")
         return self._made("%", operator.mod, other)
 
     def float_pow(self, other: Any) -> FloatNode:
@@ -419,26 +403,18 @@ class TruthNode(Node):
     def str(self) -> Text:
         return self.condition.text
 
-    def bool_(self) -> bool:
+    def bool_(self, *_place: Any) -> bool:
         return self.env.assume(self.condition)
 
-    def guard_bool(self, file: Any, line: Any) -> bool:
-        return self.bool_()
+    guard_bool = expect_true = guard_size_oblivious = bool_
 
-    def expect_true(self, file: Any, line: Any) -> bool:
-        return self.bool_()
-
-    def guard_or_false(self, file: Any, line: Any) -> bool:
+    def statically_known_true(self, *_place: Any) -> bool:
         return self.condition.known() is True
 
-    def guard_or_true(self, file: Any, line: Any) -> bool:
+    guard_or_false = statically_known_true
+
+    def guard_or_true(self, *_place: Any) -> bool:
         return self.condition.known() is not False
-
-    def guard_size_oblivious(self, file: Any, line: Any) -> bool:
-        return self.bool_()
-
-    def statically_known_true(self, file: Any, line: Any) -> bool:
-        return self.condition.known() is True
 
     def sym_not(self) -> TruthNode:
         return TruthNode(self.env, self.condition.opposite())
