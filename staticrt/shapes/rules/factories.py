@@ -33,7 +33,7 @@ def _are_sizes(sizes: Sequence[Any]) -> bool:
     )
 
 
-@rule(aten.zeros.default, aten.ones.default, aten.empty.memory_format)
+@rule(aten.zeros.default, aten.ones.default, aten.empty.memory_format, aten.rand.default, aten.randn.default)
 def _filled(
     mode: Any,
     size: Sequence[Any],
@@ -76,17 +76,17 @@ def _full(mode: Any, size: Sequence[Any], value: Any, *, dtype: Any = None, **op
     return None if dtype is None else _filled(mode, size, dtype=dtype, **options)
 
 
-@rule(aten.full_like.default)
-def _full_like(mode: Any, x: torch.Tensor, value: Any, **options: Any) -> Any:
-    return _like(mode, x, **options)
+rule(aten.full_like.default)(lambda mode, x, value, **options: _like(mode, x, **options))
+rule(aten.new_full.default)(lambda mode, x, size, value, **options: _new_filled(mode, x, size, **options))
 
 
-@rule(aten.new_full.default)
-def _new_full(mode: Any, x: torch.Tensor, size: Sequence[Any], value: Any, **options: Any) -> Any:
-    return _new_filled(mode, x, size, **options)
-
-
-@rule(aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default)
+@rule(
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.empty_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+)
 def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: Any) -> Any:
     known = {**options, **_defaults(x, options)}
     place = _device(known.get("layout"), known["device"], known.get("pin_memory"))
@@ -96,9 +96,7 @@ def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: A
     return None if strides is None else fresh(mode, x.shape, strides, known["dtype"], place)
 
 
-@rule(aten.arange.default)
-def _count(mode: Any, end: Any, **options: Any) -> Any:
-    return _range(mode, 0, end, **options)
+rule(aten.arange.default)(lambda mode, end, **options: _range(mode, 0, end, **options))
 
 
 @rule(aten.arange.start)
@@ -138,29 +136,9 @@ def _steps(mode: Any, start: Any, end: Any, step: Any = 1, **options: Any) -> An
     return _range(mode, 0, size if step == 1 else (size + step - 1) // step, **options)
 
 
-@rule(aten.eye.default)
-def _identity(mode: Any, n: Any, **options: Any) -> Any:
-    return _filled(mode, [n, n], **options)
-
-
-@rule(aten.eye.m)
-def _wide_identity(mode: Any, n: Any, m: Any, **options: Any) -> Any:
-    return _filled(mode, [n, m], **options)
-
-
-@rule(aten.scalar_tensor.default)
-def _number(mode: Any, number: Any, **options: Any) -> Any:
-    return _filled(mode, [], **options)
-
-
-@rule(aten.rand.default, aten.randn.default)
-def _random(mode: Any, size: Sequence[Any], **options: Any) -> Any:
-    return _filled(mode, size, **options)
-
-
-@rule(aten.rand_like.default, aten.randn_like.default)
-def _random_like(mode: Any, x: torch.Tensor, **options: Any) -> Any:
-    return _like(mode, x, **options)
+rule(aten.eye.default)(lambda mode, n, **options: _filled(mode, [n, n], **options))
+rule(aten.eye.m)(lambda mode, n, m, **options: _filled(mode, [n, m], **options))
+rule(aten.scalar_tensor.default)(lambda mode, number, **options: _filled(mode, [], **options))
 
 
 @rule(aten.bernoulli.default, aten.bernoulli.p)
@@ -175,9 +153,7 @@ def _random_ints(mode: Any, high: Any, size: Sequence[Any], **options: Any) -> A
     return _filled(mode, size, **{"dtype": torch.int64, **options})
 
 
-@rule(aten.randint.low)
-def _random_ints_from(mode: Any, low: Any, high: Any, size: Sequence[Any], **options: Any) -> Any:
-    return _random_ints(mode, high, size, **options)
+rule(aten.randint.low)(lambda mode, low, high, size, **options: _random_ints(mode, high, size, **options))
 
 
 @rule(aten._to_copy.default)

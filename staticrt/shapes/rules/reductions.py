@@ -44,29 +44,11 @@ def _sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: 
     return None if sizes is None else new(mode, sizes, x, dtype=kind)
 
 
-@rule(aten.mean.default)
-def _mean_of_all(mode: Any, x: torch.Tensor, *, dtype: Any = None) -> Any:
-    return _mean(mode, x, (), dtype=dtype)
-
-
-@rule(aten.sum.default)
-def _sum_of_all(mode: Any, x: torch.Tensor, *, dtype: Any = None) -> Any:
-    return _sum(mode, x, (), dtype=dtype)
-
-
-@rule(aten.max.default, aten.min.default)
-def _extreme_of_all(mode: Any, x: torch.Tensor) -> Any:
-    return None if x.dtype.is_complex else _extreme(mode, x)
-
-
-@rule(aten.any.default, aten.all.default)
-def _truth_of_all(mode: Any, x: torch.Tensor) -> Any:
-    return _truth(mode, x, range(x.dim()))
-
-
-@rule(aten.any.dim, aten.all.dim)
-def _truth_along(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
-    return _truth(mode, x, [dim], keepdim)
+rule(aten.mean.default)(lambda mode, x, *, dtype=None: _mean(mode, x, (), dtype=dtype))
+rule(aten.sum.default)(lambda mode, x, *, dtype=None: _sum(mode, x, (), dtype=dtype))
+rule(aten.max.default, aten.min.default)(lambda mode, x: None if x.dtype.is_complex else _extreme(mode, x))
+rule(aten.any.default, aten.all.default)(lambda mode, x: _truth(mode, x, range(x.dim())))
+rule(aten.any.dim, aten.all.dim)(lambda mode, x, dim, keepdim=False: _truth(mode, x, [dim], keepdim))
 
 
 @rule(aten.any.dims, aten.all.dims)

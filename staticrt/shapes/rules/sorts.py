@@ -31,16 +31,8 @@ def _topk(
     return new(mode, sizes, x), new(mode, sizes, x, dtype=torch.int64)
 
 
-@rule(aten.sort.default)
-def _sort(mode: Any, x: torch.Tensor, dim: int = -1, descending: bool = False) -> Any:
-    return _sorted(mode, x, dim)
-
-
-@rule(aten.sort.stable)
-def _stable_sort(
-    mode: Any, x: torch.Tensor, *, stable: Any = None, dim: int = -1, descending: bool = False
-) -> Any:
-    return _sorted(mode, x, dim)
+rule(aten.sort.default)(lambda mode, x, dim=-1, descending=False: _sorted(mode, x, dim))
+rule(aten.sort.stable)(lambda mode, x, *, stable=None, dim=-1, descending=False: _sorted(mode, x, dim))
 
 
 def _sorted(mode: Any, x: torch.Tensor, dim: int) -> Any:

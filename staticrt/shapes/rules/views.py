@@ -43,9 +43,7 @@ def _transpose(mode: Any, x: torch.Tensor, dim0: int, dim1: int) -> Any:
     return _permuted(mode, x, order)
 
 
-@rule(aten.t.default)
-def _t(mode: Any, x: torch.Tensor) -> Any:
-    return _permuted(mode, x, [1, 0]) if x.dim() == 2 and is_plain(x) else None
+rule(aten.t.default)(lambda mode, x: _permuted(mode, x, [1, 0]) if x.dim() == 2 and is_plain(x) else None)
 
 
 @rule(aten.permute.default)
@@ -169,19 +167,9 @@ def _times(mode: Any, sizes: Sequence[Any], strides: Sequence[Any], dim: int) ->
     return product(mode, [sizes[dim], strides[dim]])
 
 
-@rule(aten.squeeze.dim)
-def _squeeze(mode: Any, x: torch.Tensor, dim: int) -> Any:
-    return _squeezed(mode, x, [dim])
-
-
-@rule(aten.squeeze.dims)
-def _squeeze_dims(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
-    return _squeezed(mode, x, dims)
-
-
-@rule(aten.squeeze.default)
-def _squeeze_all(mode: Any, x: torch.Tensor) -> Any:
-    return _squeezed(mode, x, range(x.dim()))
+rule(aten.squeeze.dim)(lambda mode, x, dim: _squeezed(mode, x, [dim]))
+rule(aten.squeeze.dims)(lambda mode, x, dims: _squeezed(mode, x, dims))
+rule(aten.squeeze.default)(lambda mode, x: _squeezed(mode, x, range(x.dim())))
 
 
 def _squeezed(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
