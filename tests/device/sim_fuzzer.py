@@ -31,7 +31,18 @@ from tests.soundness.program_fuzzer import Seen, call, difference, seen, sizes_o
 from tests.support import fuzz_command
 from tests.support.sharing_child import Child
 
-FACTORIES = ("zeros", "full", "empty", "arange", "randperm", "randint", "randn")
+FACTORIES = (
+    "zeros",
+    "ones",
+    "tensor",
+    "tril_indices",
+    "full",
+    "empty",
+    "arange",
+    "randperm",
+    "randint",
+    "randn",
+)
 OF_HOST = {"array_twice", "array_overlaps"}  # numpy's memory
 WAYS: dict[str, dict[str, Any]] = {
     "compile": {},
@@ -238,7 +249,7 @@ class Run:
 
     def differs(self, fast: Any, expected: Seen, size: tuple[int, int], eager: Callable[..., Any]) -> str:
         got = call(fast, self.program, size)
-        return difference(expected, got, lambda: call(eager, self.program, size, widen=True))
+        return difference(expected, got, lambda **how: call(eager, self.program, size, **how))
 
     def with_faults(self, fast: Any, expected: Seen, size: tuple[int, int], eager: Callable[..., Any]) -> str:
         """One call while the driver fails; its backward runs when the driver works again."""
@@ -271,7 +282,7 @@ class Run:
             self.clear_faults()
         synchronize()
         got = seen(self.program, results, args)
-        found = difference(expected, got, lambda: call(eager, self.program, size, widen=True))
+        found = difference(expected, got, lambda **how: call(eager, self.program, size, **how))
         return f"under faults: {found}" if found else ""
 
     def clear_faults(self) -> None:

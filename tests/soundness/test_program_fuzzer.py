@@ -112,6 +112,21 @@ FOUND = {
         ("v21", "v20"),
         True,
     ),
+    "the layout of out= that torch's rule of sort changes": (
+        ("plain",),
+        ("v1 = (a0 > 0).mT.float()", "torch.sort(a0, out=(v1, torch.empty(0).long()))"),
+        ("v1",),
+    ),
+    "a comparison at a tie, which eager's rounding decides": (
+        ("array_overlaps", "twice"),
+        (
+            "v6 = a2 + a0",
+            "a3.scatter_(0, torch.zeros_like(a3).long(), v6)",
+            "v11 = torch.nn.functional.layer_norm(a3.float(), a3.shape[-1:])",
+            "v23 = a1 < v11",
+        ),
+        ("v23",),
+    ),
     "inputs of one memory of which a part after a graph break writes one": (
         ("plain",),
         (

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,11 +65,9 @@ MARKS = frozenset({BACKWARD, AUTOGRAD_NODE, NO_GRAD, CHECKPOINT})
 _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
 
-def _expressions(tensor: Any) -> tuple[Any, ...]:
-    """A fake tensor's sizes, to compare without guards."""
-    if not isinstance(tensor, torch.Tensor):
-        return ()
-    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in tensor.shape)
+def _expressions(numbers: Sequence[int]) -> tuple[Any, ...]:
+    """Sizes or strides of a fake tensor, to compare without guards."""
+    return tuple(n.node.expr if isinstance(n, torch.SymInt) else n for n in numbers)
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -224,9 +222,11 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self.unbacked.pending()
         out = fake_by_rule(self.fake_mode, func, fake_args, fake_kwargs)
         outs = [
-            fake_kwargs[arg.name] for arg in func._schema.arguments if arg.is_out and arg.name in fake_kwargs
+            fake_kwargs[arg.name]
+            for arg in func._schema.arguments
+            if arg.is_out and isinstance(fake_kwargs.get(arg.name), torch.Tensor)
         ]
-        sizes_before = [_expressions(target) for target in outs]
+        layouts = [(target.shape, target.stride()) for target in outs]
         key = None
         if out is None and not autocast.is_on():
             key = fake_memo.key_of(func, fake_args, fake_kwargs)
@@ -239,8 +239,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._expand(func, args, kwargs)
             if key is not None and self.unbacked.pending() == known:
                 fake_memo.remember(self.fake_mode, *key, out)
-        for target, size in zip(outs, sizes_before, strict=True):
-            if _expressions(target) != size and self._is_shared(target):
+        for target, (size, strides) in zip(outs, layouts, strict=True):
+            if _expressions(target.shape) == _expressions(size):
+                # torch's rule of `sort` gives it other strides, which eager does not.
+                if _expressions(target.stride()) != _expressions(strides):
+                    target.as_strided_(size, strides)
+            elif self._is_shared(target):
                 raise CannotTrace(
                     "out= of another size, which eager resizes, is an argument or has views",
                     even_in_parts=True,
