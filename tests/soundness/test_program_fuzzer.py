@@ -117,6 +117,21 @@ FOUND = {
         ("v1 = (a0 > 0).mT.float()", "torch.sort(a0, out=(v1, torch.empty(0).long()))"),
         ("v1",),
     ),
+    "out= of another dtype, in which eager computes": (
+        ("plain",),
+        (
+            "v1 = a0.long()",
+            "torch.cumsum(a0, 0, out=v1)",
+            "v2 = a0.sum(0).double()",
+            "torch.sum(a0.half() * 1000.5, 0, out=v2)",
+        ),
+        ("v1", "v2"),
+    ),
+    "out= of another dtype, which eager refuses": (
+        ("doubles",),
+        ("v1 = a0.float()", "torch.clamp(a0, 0, 1, out=v1)"),
+        ("a0",),
+    ),
     "a comparison at a tie, which eager's rounding decides": (
         ("array_overlaps", "twice"),
         (

@@ -86,6 +86,8 @@ def functional_form(func: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple
                 a != b for a, b in zip(target.shape, value.shape, strict=True)
             ):
                 raise CannotTrace(f"out= of {schema.name} would be resized")
+            if target.dtype != value.dtype:  # some operators then compute in that dtype, others refuse it
+                raise CannotTrace(f"out= of {schema.name} has another dtype", even_in_parts=True)
         return results, results
     if schema.name == "aten::_native_batch_norm_legit":
         out, mean, inverse_std, new_mean, new_var = functional(*args, **kwargs)
