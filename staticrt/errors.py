@@ -1,4 +1,4 @@
-"""Errors a user can meet. Imports nothing, so that every room may import it.
+"""Errors a user can meet. Imports nothing, so that every folder may import it.
 
 Each message says what happened, where (`at`) and what to do (`fix`).
 """

@@ -1,4 +1,4 @@
-"""The layers of ARCHITECTURE.md: which room may import which, no circles, and the sizes that keep the tree readable."""
+"""The layers of ARCHITECTURE.md: which folder may import which, no circles, and the sizes that keep the tree readable."""
 
 import re
 import subprocess
@@ -11,8 +11,8 @@ from tests.support import source_tree
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Lowest layer first: a file imports files of lower layers and of its own room. Rooms that share a layer do not import
-# each other. The longest prefix of a module's name decides which room it belongs to.
+# Lowest layer first: a file imports files of lower layers and of its own folder. Folders that share a layer do not import
+# each other. The longest prefix of a module's name decides which folder it belongs to.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("staticrt.errors", "staticrt.locks", "staticrt.tuning", "staticrt._build_info", "staticrt._C"),
     ("staticrt.native", "staticrt.options", "staticrt.torch_private"),
@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 # The facade: names of all layers, imported at first use. Nothing imports it, except what uses the package as users do.
 FACADE = ("staticrt", "staticrt.__main__")
 FACADE_USERS = ("staticrt.tools.cli.", "staticrt.models.bench.")
-PACKAGES_OF_ROOMS = ("staticrt.interop", "staticrt.tools")  # hold rooms and nothing else
+OUTER_FOLDERS = ("staticrt.interop", "staticrt.tools")  # hold folders of layers and nothing else
 
 # Functions that implement an operator take its arguments, in the order of its schema.
 SCHEMA_SIGNATURES: set[str] = {
@@ -78,10 +78,12 @@ def files():
 
 
 def rank(module):
-    """(layer, room) of a module; None if no room has it."""
-    rooms = [(layer, room) for layer, rooms in enumerate(LAYERS) for room in rooms]
+    """(layer, folder) of a module; None if no layer names it."""
+    folders = [(layer, folder) for layer, folders in enumerate(LAYERS) for folder in folders]
     found = [
-        (len(room), layer, room) for layer, room in rooms if module == room or module.startswith(room + ".")
+        (len(folder), layer, folder)
+        for layer, folder in folders
+        if module == folder or module.startswith(folder + ".")
     ]
     return max(found)[1:] if found else None
 
@@ -90,14 +92,14 @@ def upward_imports(files):
     """(importer, imported) for each import that the layers forbid."""
     found = set()
     for file in files.values():
-        if file.module in (*FACADE, *PACKAGES_OF_ROOMS):
+        if file.module in (*FACADE, *OUTER_FOLDERS):
             continue
         for other in source_tree.imports(file, files):
             if other in FACADE:
                 forbidden = not file.module.startswith(FACADE_USERS)
             else:
-                (layer, room), (other_layer, other_room) = rank(file.module), rank(other)
-                forbidden = other_layer > layer or (other_layer == layer and other_room != room)
+                (layer, folder), (other_layer, other_folder) = rank(file.module), rank(other)
+                forbidden = other_layer > layer or (other_layer == layer and other_folder != folder)
             if forbidden:
                 found.add((file.module, other))
     return found
@@ -119,12 +121,12 @@ def tracked(*folders):
 # -- the whole tree ------------------------------------------------------------------------------------------------
 
 
-def test_every_tracked_file_is_read_and_has_a_room(files):
+def test_every_tracked_file_is_read_and_has_a_layer(files):
     expected = {path for path in tracked("staticrt", "passes", "ops", "models") if path.endswith(".py")}
     assert len(expected) > 300
     assert expected <= {file.path for file in files.values()}
-    homeless = [m for m in files if rank(m) is None and m not in (*FACADE, *PACKAGES_OF_ROOMS)]
-    assert not homeless, f"no layer names the room of {homeless}"
+    unnamed = [m for m in files if rank(m) is None and m not in (*FACADE, *OUTER_FOLDERS)]
+    assert not unnamed, f"no layer names the folder of {unnamed}"
 
 
 IMPORTS_ALONE = """
@@ -200,10 +202,10 @@ def test_package_docstrings_are_those_of_the_map(files):
     table = dict(
         re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     )
-    rooms = [name.split(".")[1] for layer in LAYERS for name in layer if name in files]
+    folders = [name.split(".")[1] for layer in LAYERS for name in layer if name in files]
     missing = [
         r
-        for r in rooms
+        for r in folders
         if r not in table and f"staticrt/{r}" not in table and (ROOT / "staticrt" / r).is_dir()
     ]
     assert not missing, f"ARCHITECTURE.md's table has no row for {missing}"
@@ -265,7 +267,7 @@ def test_an_import_of_the_facade_is_found(text):
     assert upward_imports(texts(low=text)) == {("staticrt.ops.low", "staticrt")}
 
 
-def test_rooms_of_one_layer_do_not_import_each_other():
+def test_folders_of_one_layer_do_not_import_each_other():
     found = upward_imports(texts(low="from staticrt.memory import same\n"))
     assert found == {("staticrt.ops.low", "staticrt.memory.same")}
 

@@ -8,8 +8,8 @@ import pytest
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
 
 BASE = {"common"}
-# room -> rooms it may include; itself is always allowed
-ROOMS = {
+# folder -> folders it may include; itself is always allowed
+MAY_INCLUDE = {
     "common": set(),
     "planner": BASE,
     "allocator": BASE,
@@ -35,9 +35,9 @@ ROOMS = {
         "staticrt",
     },
 }
-# room -> its folders in layers, lowest first: a folder includes its own layer and those before it. Folders of one layer
+# folder -> its own folders in layers, lowest first: a folder includes its own layer and those before it. Folders of one layer
 # ("core pools graphs": one class, Allocator, over three folders) may include each other.
-FOLDERS: dict[str, tuple[str, ...]] = {
+LAYERS: dict[str, tuple[str, ...]] = {
     "allocator": ("core pools graphs sharing", "drivers", "simulated", "process"),
     "kernels": (
         *("registry", "scalar", "trees", "optimizer", "pointwise", "reduction", "data_movement"),
@@ -53,7 +53,7 @@ UPWARD = {
 NO_TORCH = ("common", "planner", "allocator")
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2|cuda|Python\.h|pybind11)")
 PYTHON = re.compile(r"^(Python\.h|pybind11|torch/csrc/(utils/pybind|autograd/python))")
-# Files that include torch although their room knows none: the driver of CUDA, the check of torch's ABI.
+# Files that include torch although their folder knows none: the driver of CUDA, the check of torch's ABI.
 KNOW_TORCH = {"driver_cuda.cpp", "abi_check.cpp"}
 
 
@@ -63,38 +63,38 @@ def forbidden(path, text):
     Args:
         path: relative to csrc/, "kernels/gemm/blocks.h".
     """
-    room, *folders = path.split("/")[:-1]
+    folder, *inner = path.split("/")[:-1]
     found = []
     for include in re.findall(r'#include\s+[<"]([^>"]+)[>"]', text):
         other, *rest = include.split("/")
-        if other in ROOMS and other != room and other not in ROOMS[room]:
+        if other in MAY_INCLUDE and other != folder and other not in MAY_INCLUDE[folder]:
             found.append(include)
-        if other == room and folders and len(rest) > 1:
-            layer = {name: i for i, names in enumerate(FOLDERS.get(room, ())) for name in names.split()}
-            if layer.get(rest[0], 0) > layer.get(folders[0], 0) and UPWARD.get(path) != include:
+        if other == folder and inner and len(rest) > 1:
+            layer = {name: i for i, names in enumerate(LAYERS.get(folder, ())) for name in names.split()}
+            if layer.get(rest[0], 0) > layer.get(inner[0], 0) and UPWARD.get(path) != include:
                 found.append(include)
-        if room in NO_TORCH and TORCH.match(include) and path.rsplit("/", 1)[1] not in KNOW_TORCH:
+        if folder in NO_TORCH and TORCH.match(include) and path.rsplit("/", 1)[1] not in KNOW_TORCH:
             found.append(include)
-        if room != "bindings" and PYTHON.match(include):
+        if folder != "bindings" and PYTHON.match(include):
             found.append(include)
     return found
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_includes_go_down(room):
-    paths = [path for path in sorted((CSRC / room).rglob("*.*")) if path.suffix in (".h", ".cpp")]
+@pytest.mark.parametrize("folder", MAY_INCLUDE)
+def test_includes_go_down(folder):
+    paths = [path for path in sorted((CSRC / folder).rglob("*.*")) if path.suffix in (".h", ".cpp")]
     assert paths
     for path in paths:
         found = forbidden(path.relative_to(CSRC).as_posix(), path.read_text())
         assert not found, f"{path} must not include {found}"
 
 
-def test_every_folder_has_a_room():
+def test_every_folder_is_in_the_tables():
     folders = {path.name for path in CSRC.iterdir() if path.is_dir() and any(path.rglob("*.h"))}
-    assert folders == set(ROOMS)
-    for room, order in FOLDERS.items():
+    assert folders == set(MAY_INCLUDE)
+    for folder, order in LAYERS.items():
         listed = sorted(name for names in order for name in names.split())
-        assert listed == sorted(path.name for path in (CSRC / room).iterdir() if path.is_dir()), room
+        assert listed == sorted(path.name for path in (CSRC / folder).iterdir() if path.is_dir()), folder
     for path, include in UPWARD.items():
         assert f'#include "{include}"' in (CSRC / path).read_text(), f"{path} is an exception no longer"
 

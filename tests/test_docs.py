@@ -15,8 +15,8 @@ TEXTS = sorted(
     if path.exists()
 )
 # A path begins with a folder of the repository; `*` and `NAME` stand for any name.
-ROOMS = "csrc|staticrt|passes|ops|models|tests|docs|examples|.ci"
-PATH = re.compile(rf"`((?:{ROOMS})/[\w./*-]*)`")
+FOLDERS = "csrc|staticrt|passes|ops|models|tests|docs|examples|.ci"
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w./*-]*)`")
 
 
 def exists(name):
@@ -38,7 +38,7 @@ def test_paths_that_texts_name_exist(path):
 
 def test_files_that_design_texts_name_exist():
     """Also those named without their folder, in pictures and tables."""
-    known = {path.name for folder in ROOMS.split("|") for path in (ROOT / folder).rglob("*.*")}
+    known = {path.name for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*.*")}
     for path in (ROOT / "ARCHITECTURE.md", *(ROOT / "docs" / "design").glob("*.md")):
         named = set(re.findall(r"\b[a-z]\w*\.(?:py|cpp|h)\b(?!\.in)", path.read_text()))
         assert named <= known, path.name
@@ -59,8 +59,8 @@ def test_every_folder_has_a_row_in_the_architecture():
     rows = set(re.findall(r"^\| `([\w/]+)/` \|", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE))
     python = {path.parent for path in (ROOT / "staticrt").glob("*/**/*.py")}
     cpp = {path.parent for path in (ROOT / "csrc").glob("*/**/*.cpp")}
-    rooms = {"/".join(path.relative_to(ROOT).parts[:2]) for path in python | cpp}
-    assert rows == rooms | {"passes", "ops", "models"}
+    folders = {"/".join(path.relative_to(ROOT).parts[:2]) for path in python | cpp}
+    assert rows == folders | {"passes", "ops", "models"}
 
 
 @pytest.fixture

@@ -156,6 +156,6 @@ def test_names_of_targets():
     assert not facts(print).pure
 
 
-def test_families_are_the_files_of_the_room():
+def test_families_are_the_files_of_the_folder():
     declared = {facts(op).family for op in every_aten_op()} - {"", "user"}
     assert declared <= set(FAMILIES)

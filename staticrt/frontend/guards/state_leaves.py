@@ -55,7 +55,7 @@ def is_read_by_name(kind: type, attributes: dict[str, Any]) -> bool:
 
 def _is_read_by_name(kind: type) -> bool:
     own = vars(kind)
-    room = kind.__module__.split(".")
-    if room[0] == "torch" and room[1:2] not in (["nn"], ["distributions"]):
+    package = kind.__module__.split(".")
+    if package[0] == "torch" and package[1:2] not in (["nn"], ["distributions"]):
         return False
     return "__slots__" in own or "__annotations__" in own or types.FunctionType in map(type, own.values())

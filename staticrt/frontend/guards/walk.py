@@ -372,25 +372,25 @@ class Walk:
             self.add(self.cached_functions[id(code)][1], result)
 
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
-        room = type(value).__module__.split(".")[0]
+        package = type(value).__module__.split(".")[0]
         self.may_draw |= is_own_random(value)
-        if room == "numpy":
+        if package == "numpy":
             self.add_numpy()
         if isinstance(value, (bytearray, array.array, memoryview)) or (
-            hasattr(value, "tobytes") if room == "numpy" else has_bytes_of_ctypes(value)
+            hasattr(value, "tobytes") if package == "numpy" else has_bytes_of_ctypes(value)
         ):
             self._records.append(BufferRecord(path, value))
-            is_array_of_objects = room == "numpy" and value.dtype.hasobject
+            is_array_of_objects = package == "numpy" and value.dtype.hasobject
             return [(f"{path}[...]", item) for item in value.ravel().tolist()] if is_array_of_objects else ()
         own = isinstance(value, threading.local)
         if isinstance(value, logging.Logger):
             self._loggers.append(value)
             return ()
-        if room in _SYSTEM and not own:
+        if package in _SYSTEM and not own:
             return ()
         if hidden := hidden_names(type(value)):
             self._hide(type(value), hidden)
-        if (room == "staticrt" and not isinstance(value, torch.nn.Module)) or self._leaves_out(value):
+        if (package == "staticrt" and not isinstance(value, torch.nn.Module)) or self._leaves_out(value):
             return ()
         if type(value).__flags__ & _HEAP_TYPE:
             self.add_class(type(value))
