@@ -49,8 +49,9 @@ TRIAL_MARGIN = 1.05
 TRIAL_IDLE_CALLS = 3
 # Signatures measured at most; others run split.
 TRIAL_MAX_SIZES = 16
-# Calls in a row that ran eagerly for one lasting reason, after which only each so many is looked at anew.
-EAGER_RUN_CALLS = 32
+# Calls in a row that ran eagerly for one lasting reason, after which only the one after twice as many is looked at anew,
+# and at least each so many: it costs as much as a small model's step.
+EAGER_RUN_CALLS, EAGER_LOOK_CALLS = 32, 512
 
 # --- Accelerators
 # Compiled forms of one subgraph; further shapes run operator by operator.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -71,8 +71,44 @@ class CostTrials:
         if len(trial.eager) >= tuning.TRIAL_EAGER_CALLS:
             trial.verdict = "eager" if min(trial.eager) * tuning.TRIAL_MARGIN < min(trial.split) else "split"
 
+    def run(
+        self, leaves: Sequence[Any], split: Callable[[], tuple[Any, bool]], eager: Callable[[str, bool], Any]
+    ) -> tuple[Any, bool]:
+        """The result of a call with these flat arguments, and whether it is one of which Dynamo could have compiled a part.
+
+        Args:
+            leaves: flat arguments.
+            split: gives the result, and whether any of it ran compiled.
+            eager: gives the result, for the reason, and for whether such calls will run eagerly from now on.
+        """
+        way, trial = self.way(leaves)
+        begin = time.perf_counter_ns()
+        if way == "eager":
+            result, compiled = eager(self.reason(trial), trial is None), True
+        else:
+            result, compiled = split()
+        self.ran(way, trial, begin, compiled)
+        return result, compiled
+
     def reason(self, trial: _CostTrial | None) -> str:
         """Why a call runs eagerly, for `explain()`; "" where Dynamo finds nothing to compile."""
         if trial is not None:
             return "timed, to find out whether running it split by graph breaks is faster"
         return "" if self._idle >= tuning.TRIAL_IDLE_CALLS else "split by graph breaks it takes longer"
+
+
+class StepTrials(CostTrials):
+    """Trials of calls that need gradients: a call takes until the next one begins, so that its backward counts."""
+
+    _last: tuple[Way, _CostTrial | None, int, bool] | None = None
+
+    def way(self, leaves: Sequence[Any]) -> tuple[Way, _CostTrial | None]:
+        """As of `CostTrials`."""
+        last, self._last = self._last, None
+        if last is not None:
+            super().ran(*last)
+        return super().way(leaves)
+
+    def ran(self, way: Way, trial: _CostTrial | None, begin_ns: int, compiled: bool) -> None:
+        """As of `CostTrials`."""
+        self._last = way, trial, begin_ns, compiled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -10,12 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from staticrt import tuning
 from staticrt.errors import TraceError
 from staticrt.executor import prepare as ahead
-from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
-from staticrt.executor.cost_trials import CostTrials
+from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, Route
+from staticrt.executor.cost_trials import CostTrials, StepTrials
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
 from staticrt.executor.joint_calls import JointCalls, LeftToEager, NeedsNone
@@ -26,7 +26,6 @@ from staticrt.executor.trace_maker import TraceMaker
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.global_hooks import has_global_hooks
-from staticrt.frontend.guards.watched_state import WatchedState
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime import donation
@@ -49,7 +48,7 @@ from staticrt.runtime.explain.explanation import Explanation
 from staticrt.runtime.explain.inspectable import Graph
 from staticrt.runtime.fast_call import FastPath
 from staticrt.runtime.weights import new_weights
-from staticrt.torch_private import hidden_from_dynamo
+from staticrt.torch_private import default_process_group, hidden_from_dynamo
 
 _UNHASHABLE = "an argument is neither a tensor nor hashable"
 
@@ -213,28 +212,28 @@ class Executor:
             return self._state_changed(progress)
         if state.trials is None:
             state.trials = CostTrials(not self.options.deterministic)
-        trials = state.trials
-        way, trial = trials.way(call.leaves)
-        begin = time.perf_counter_ns()
         try:
-            if way == "eager":
-                reason = trials.reason(trial) or failed.reason
-                progress.result = self._eager.run(call.args, call.kwargs, reason, failed.where)
-                compiled = False
-                if trial is None:  # nothing is measured any more
-                    self._eager.will_last(call.args, call.kwargs, reason, failed.where)
-            else:
-                progress.result, compiled = self._splits.infer(call.args, call.kwargs)
-                if not compiled:  # nothing to compile, or Dynamo's recompile limit
-                    self._eager.counts["call", failed.reason, failed.where] += 1
+            progress.result, compiled = state.trials.run(
+                call.leaves,
+                lambda: self._splits.infer(call.args, call.kwargs),
+                partial(self._run_eagerly, call.args, call.kwargs, failed),
+            )
         except NotCompiled:
             progress.not_compiled = True
             return Outcome.NOT_COMPILED
         finally:
             if state.watched is not None:
                 state.watched.ran()
-        trials.ran(way, trial, begin, compiled)
+        if not compiled:  # nothing to compile, or Dynamo's recompile limit
+            self._eager.counts["call", failed.reason, failed.where] += 1
         return Outcome.RETURNED
+
+    def _run_eagerly(self, args: Any, kwargs: Any, failed: Failure, reason: str, lasts: bool) -> Any:
+        """Run a call eagerly where cost trials say so; `lasts`: nothing is measured any more."""
+        result = self._eager.run(args, kwargs, reason or failed.reason, failed.where)
+        if lasts:
+            self._eager.will_last(args, kwargs, reason or failed.reason, failed.where)
+        return result
 
     def _state_changed(self, progress: Progress) -> Outcome:
         """State changed that Dynamo may not guard: trace again, and let Dynamo compile anew."""
@@ -289,7 +288,7 @@ class Executor:
             return self._eager.run(args, kwargs, self._untrainable or "the call needs gradients")
         if has_global_hooks():
             return self._eager.run(args, kwargs, "torch has hooks on all modules, which Dynamo does not see")
-        watched: WatchedState | None = None
+        state: CallState | None = None
         if self.options.joint_trace:
             try:
                 served = self._joint.serve(args, kwargs)
@@ -303,9 +302,9 @@ class Executor:
                 return result
             if isinstance(served, tuple):
                 return served[0]
-            watched = served
+            state = served
         try:
-            result, compiled = self._splits.train(args, kwargs)
+            result, compiled = self._train_in_parts(state, args, kwargs)
         except NotCompiled as error:
             if self.options.fullgraph:
                 raise TraceError(
@@ -314,12 +313,27 @@ class Executor:
             self._untrainable = str(error)
             return self._eager.run(args, kwargs, self._untrainable)
         finally:
-            if watched is not None:
-                watched.ran()
+            if state is not None and state.watched is not None:
+                state.watched.ran()
         if not compiled:
             reason = "the call needs gradients, and Dynamo found nothing to compile"
             self._eager.counts["call", reason, ""] += 1
         return result
+
+    def _train_in_parts(self, state: CallState | None, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """Run a call with gradients by graph splits, or eagerly where timings prefer that.
+
+        Args:
+            state: of the call's key, if it has one.
+        """
+        split = partial(self._splits.train, args, kwargs)
+        # Ranks that choose different ways might start collectives in different orders.
+        if state is None or state.failure is None or self.options.fullgraph or default_process_group():
+            return split()
+        if state.trials is None:
+            state.trials = StepTrials(not self.options.deterministic)
+        leaves = pytree.tree_leaves((args, kwargs))
+        return state.trials.run(leaves, split, partial(self._run_eagerly, args, kwargs, state.failure))
 
     def _train_stage(self, progress: Progress) -> Outcome:
         progress.result = self._train(progress.call.args, progress.call.kwargs)

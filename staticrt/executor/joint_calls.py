@@ -123,11 +123,11 @@ class JointCalls:
         self._made = 0
         self.traces: tuple[CachedTrace, ...] = ()
 
-    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | WatchedState | None:
+    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | CallState | None:
         """Run a call by a joint trace, if one serves it; else nothing has run.
 
         Returns:
-            The result in a tuple; or the state whose `ran` the caller calls after graph splits ran; or None.
+            The result in a tuple; or the state of the call's key, for graph splits; or None.
 
         Raises:
             LeftToEager: the call must run eagerly.
@@ -146,7 +146,7 @@ class JointCalls:
             if is_new := trace is None:
                 trace, state = self._new_trace(call, state, tried)
                 if trace is None:
-                    return state.watched
+                    return state
             traced = trace.traced
             if traced.mutates and share_memory(traced, call.leaves):
                 return None
@@ -235,6 +235,7 @@ class JointCalls:
         with self._lock:
             self._forget_splits()
             state.changes = 0
+            state.trials = None
             often = state.state_changed(tuning.MAX_INTERVENTIONS[1])
             state.failure = STATE_CHANGES_OFTEN if often else None
 

@@ -53,7 +53,8 @@ class EagerCalls:
             return None
         self._calls += 1
         # Now and then the model may have changed.
-        if self._calls % tuning.EAGER_RUN_CALLS == 0 or _kind(args, kwargs) != self._kind:
+        is_due = self._calls % tuning.EAGER_LOOK_CALLS == 0 or self._calls & (self._calls - 1) == 0
+        if is_due or _kind(args, kwargs) != self._kind:
             return None
         return self._why
 

@@ -1,5 +1,7 @@
 """Functions that graph breaks split run so only where that helps."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 import staticrt
 from staticrt import tuning
 from staticrt.executor import cost_trials as trials
-from staticrt.executor.cost_trials import CostTrials
+from staticrt.executor.cost_trials import CostTrials, StepTrials
 
 
 class Clock:
@@ -112,3 +114,61 @@ def test_splits_that_take_longer_than_eager_are_left_and_explain_says_so(monkeyp
         assert torch.equal(module.history, reference.history), step
     (call,) = [item for item in compiled.explain().eager if "longer" in item.reason]
     assert call.calls >= 5
+
+
+def test_what_follows_a_call_with_gradients_belongs_to_it(clock):
+    tried = StepTrials(measured=True)
+    leaves = [torch.empty(2)]
+    for _ in range(20):
+        way, trial = tried.way(leaves)
+        begin = clock.perf_counter_ns()
+        clock.now += 50  # the forward takes as long either way
+        tried.ran(way, trial, begin, compiled=way == "split")
+        clock.now += 300 if way == "eager" else 200
+    assert tried.way(leaves)[0] == "split"
+
+
+class Noting(nn.Module):
+    """Appends to a list in each call, which no trace replays."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.seen = []
+
+    def forward(self, x):
+        y = self.first(x).tanh()
+        self.seen.append(float(y.detach().sum()))
+        return self.second(y)
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True}])
+@pytest.mark.parametrize("margin", [0.0, 1e9])
+def test_calls_with_gradients_run_the_faster_way(monkeypatch, margin, options):
+    monkeypatch.setattr(tuning, "TRIAL_MARGIN", margin)
+    module = Noting()
+    reference = copy.deepcopy(module)
+    compiled = staticrt.compile(module, **options)
+    for _ in range(24):
+        x = torch.randn(2, 4)
+        for run in (compiled, reference):
+            run(x).square().sum().backward()
+    torch.testing.assert_close(
+        [p.grad for p in module.parameters()], [p.grad for p in reference.parameters()]
+    )
+    assert module.seen == pytest.approx(reference.seen)
+    left = [each.calls for each in compiled.explain().eager if "longer" in each.reason]
+    assert left == ([8] if margin == 0 and not options else [])
+
+
+def test_calls_with_gradients_of_which_dynamo_compiles_nothing_run_eagerly(monkeypatch):
+    module = Noting()
+    compiled = staticrt.compile(module)
+    monkeypatch.setattr(compiled._executor._splits, "train", lambda args, kwargs: (module(*args), False))
+    for _ in range(12):
+        compiled(torch.randn(2, 4)).sum().backward()
+    reasons = [(each.reason, each.calls) for each in compiled.explain().eager if each.what == "call"]
+    assert (
+        "the call needs gradients, and Dynamo found nothing to compile",
+        tuning.TRIAL_IDLE_CALLS,
+    ) in reasons

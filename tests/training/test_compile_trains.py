@@ -97,7 +97,7 @@ def test_python_between_compiled_parts():
 
     mine, theirs = (model := Model()), copy.deepcopy(model)
     compiled = staticrt.compile(mine)
-    for _call in range(3):
+    for _call in range(5):
         x = torch.randn(2, 4)
         compiled(x).sum().backward()
         theirs(x).sum().backward()
@@ -105,8 +105,7 @@ def test_python_between_compiled_parts():
     for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
     explanation = compiled.explain()
-    assert explanation.eager
-    assert explanation.eager[0].what == "graph break"
+    assert "graph break" in [each.what for each in explanation.eager]
 
 
 def test_hooks_of_the_module():
