@@ -9,7 +9,7 @@ region's border are converted. Values, and the strides of all tensors outside, d
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from staticrt.passes.base import GraphPass, PassResult, Tolerance, register_pass
 from staticrt.passes.effects import named_argument, node_facts
 from staticrt.passes.rewrite import fake_value, insert_call
 from staticrt.passes.symbols import known_equal, same_meta
+from staticrt.shapes.fake_results import channels_last_strides, contiguous_strides
 from staticrt.shapes.size_env import NeedsShapeEnv
 
 aten = torch.ops.aten
@@ -156,24 +157,24 @@ def _is_image_node(node: fx.Node) -> bool:
     return meta is not None and _is_image(meta)
 
 
-def _has_strides(meta: torch.Tensor, order: Iterable[int]) -> bool:
-    """Dense with dimensions in this order, innermost first; dimensions of one element do not count."""
-    expected: Any = 1
-    for dim in order:
-        if not known_equal(meta.shape[dim], 1) and not known_equal(meta.stride(dim), expected):
-            return False
-        expected = expected * meta.shape[dim]
-    return True
+def _has_strides(meta: torch.Tensor, strides: Sequence[Any]) -> bool:
+    """Whether it surely has these strides; those of dimensions of one element do not count."""
+    return all(
+        known_equal(own, stride) or known_equal(size, 1)
+        for size, own, stride in zip(meta.shape, meta.stride(), strides, strict=True)
+    )
 
 
 def is_contiguous(meta: torch.Tensor) -> bool:
     """Surely contiguous, for every value of symbolic sizes."""
-    return _has_strides(meta, range(meta.dim() - 1, -1, -1))
+    return _has_strides(meta, contiguous_strides(meta.fake_mode, meta.shape))  # type: ignore[attr-defined]
 
 
 def is_channels_last(meta: torch.Tensor) -> bool:
     """Four dimensions, surely channels last in memory."""
-    return meta.dim() == 4 and _has_strides(meta, (1, 3, 2, 0))
+    if meta.dim() != 4:
+        return False
+    return _has_strides(meta, channels_last_strides(meta.fake_mode, meta.shape))  # type: ignore[attr-defined]
 
 
 def _regions(members: list[fx.Node]) -> list[list[fx.Node]]:

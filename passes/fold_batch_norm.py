@@ -21,6 +21,7 @@ from staticrt.passes.base import GraphPass, PassResult, Tolerance, each_node, re
 from staticrt.passes.effects import named_argument
 from staticrt.passes.rewrite import insert_call
 from staticrt.passes.symbols import known_equal
+from staticrt.shapes.fake_results import new
 
 aten = torch.ops.aten
 NATIVE = aten._native_batch_norm_legit_no_training.default
@@ -148,9 +149,10 @@ def _set_bias(layer: fx.Node, bias: fx.Node | None) -> None:
 def _scales(layer: fx.Node, bias: Any, norm: Any, eps: Any) -> tuple[fx.Node, fx.Node]:
     """The calls that compute what the norm multiplies by and adds, each [out], put before `layer`."""
     scale, shift, mean, var = norm
+    like = var.meta["val"]
 
     def call(op: Any, *args: Any) -> fx.Node:
-        return insert_call(layer, op, args)
+        return insert_call(layer, op, args, value=new(like.fake_mode, like.shape, like))
 
     factor = call(aten.rsqrt.default, call(aten.add.Tensor, var, eps))
     if scale is not None:

@@ -64,31 +64,38 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     fake_args: Any = fx.map_arg(tuple(args), lambda n: n.meta["val"])
     fake_kwargs: Any = fx.map_arg(kwargs, lambda n: n.meta["val"])
     tensors = [t for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, torch.Tensor)]
-    with fake_mode_of(*tensors) as mode:
-        if mode is not None and all(isinstance(t, FakeTensor) for t in tensors):
+    mode = _mode_of(tensors)
+    key = None
+    if mode is not None and all(isinstance(t, FakeTensor) for t in tensors):
+        # Neither needs the mode entered, which takes as long as a rule.
+        with _no_guards(mode):
             value = fake_by_rule(mode, op, fake_args, fake_kwargs)
             if value is not None:
                 return value
             key = fake_memo.key_of(op, fake_args, fake_kwargs)
-            if key is not None:
-                value = fake_memo.recall(mode, *key)
-                if value is None:
-                    value = op(*fake_args, **fake_kwargs)
-                    fake_memo.remember(mode, *key, value)
+            value = None if key is None else fake_memo.recall(mode, *key)
+            if value is not None:
                 return value
-        return op(*fake_args, **fake_kwargs)
+    with fake_mode_of(*tensors):
+        value = op(*fake_args, **fake_kwargs)
+        if key is not None:
+            fake_memo.remember(mode, *key, value)
+        return value
+
+
+def _mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode | None:
+    return next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+
+
+def _no_guards(mode: FakeTensorMode | None) -> contextlib.AbstractContextManager[Any]:
+    env = None if mode is None else mode.shape_env
+    return contextlib.nullcontext() if env is None else env.suppress_guards()
 
 
 @contextlib.contextmanager
 def fake_mode_of(*tensors: torch.Tensor) -> Iterator[FakeTensorMode | None]:
     """Run operators in the mode of these fake tensors, without gradients and new guards."""
-    modes = [t.fake_mode for t in tensors if isinstance(t, FakeTensor)]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        # Composite operators in C++ may support concrete sizes only; their Python decompositions support symbols.
-        stack.enter_context(enable_python_dispatcher())
-        if modes:
-            stack.enter_context(modes[0])
-            if modes[0].shape_env is not None:
-                stack.enter_context(modes[0].shape_env.suppress_guards())
-        yield modes[0] if modes else None
+    mode = _mode_of(tensors)
+    # Composite operators in C++ may support concrete sizes only; their Python decompositions support symbols.
+    with torch.no_grad(), enable_python_dispatcher(), mode or contextlib.nullcontext(), _no_guards(mode):
+        yield mode

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from tabulate import tabulate
-
 
 def title(text: str) -> str:
     return f"<p><b>{escape(text)}</b></p>"
@@ -19,6 +17,8 @@ def table(rows: Iterable[Sequence[Any]], headers: Sequence[str], align: Sequence
     Args:
         align: "left" or "right" for each column; None: all left.
     """
+    from tabulate import tabulate  # loads tables of characters that `compile` does not need
+
     cells = [[str(cell) for cell in row] for row in rows]
     return str(
         tabulate(cells, headers, tablefmt="html", disable_numparse=True, colalign=align if cells else None)

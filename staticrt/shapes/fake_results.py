@@ -98,9 +98,20 @@ def reread(
 
 
 def _fake(mode: Any, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A fake of a meta tensor; torch's constructor, most of the time of a rule, makes the first of a mode and device."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    fake = FakeTensor(mode, meta, device)
+    attributes = mode.__dict__.setdefault("_staticrt_attributes", {})
+    fake: torch.Tensor
+    if device not in attributes or not mode._allow_unsafe_data_ptr_access:
+        fake = FakeTensor(mode, meta, device)
+        attributes[device] = dict(fake.__dict__)
+    else:
+        fake = torch.Tensor._make_subclass(
+            FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
+        )
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
+        fake.__dict__.update(attributes[device])
     fake.__dict__["_staticrt_meta"] = meta
     return fake
 
@@ -118,10 +129,12 @@ def _meta(x: torch.Tensor) -> torch.Tensor:
 @contextlib.contextmanager
 def below() -> Iterator[None]:
     """Operators on meta tensors run their kernels: below autograd, modes and decompositions."""
-    from torch.utils._mode_utils import no_dispatch
-
-    with no_dispatch(), torch._C._DisablePythonDispatcher(), torch._C._AutoDispatchBelowAutograd():
-        yield
+    guard = torch._C._DisableTorchDispatch()  # until it is gone
+    try:
+        with torch._C._DisablePythonDispatcher(), torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        del guard
 
 
 def oblivious() -> bool:

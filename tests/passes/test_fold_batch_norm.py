@@ -45,6 +45,26 @@ def test_norm_goes_into_frozen_weights(trace, name):
     assert "conv" in graph.targets()[0]
 
 
+def test_folded_weights_have_the_metadata_that_operators_give(trace):
+    norm = nn.BatchNorm2d(4)
+    norm.running_var = torch.rand(8)[::2]  # with gaps, which no result has
+    graph = trace(model(nn.Conv2d(3, 4, 3, bias=False), norm), [torch.randn(2, 3, 8, 8)])
+    graph.run(FoldBatchNorm(frozenset(frozen(graph))))
+    made = {}
+
+    class Interpreter(torch.fx.Interpreter):
+        def run_node(self, node):
+            made[node] = super().run_node(node)
+            return made[node]
+
+    Interpreter(graph.gm).run(*graph.inputs())
+    calls = [node for node in made if node.op == "call_function"]
+    assert len(calls) == 9
+    for node in calls:
+        expected, got = made[node], node.meta["val"]
+        assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
 class Rows(nn.Module):
     """A norm over the channels of a linear layer's result, whose other dims are flattened for it."""
 
