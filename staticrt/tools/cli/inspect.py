@@ -64,12 +64,9 @@ def _show_signature(
 
     stem = name.removesuffix(".pt2")
     found = call(f"calling {name}", signature, stem, compiled, inputs, keywords)
-    if args.triton:
-        fields = found.to_triton(f"{stem}.pt2")
-        if not args.json:
-            print(to_pbtxt(fields))
-            return 0
-        print_json(fields)
-        return 0
-    print_json(found.to_v2())
+    document = found.to_triton(f"{stem}.pt2") if args.triton else found.to_v2()
+    if args.triton and not args.json:
+        print(to_pbtxt(document))
+    else:
+        print_json(document)
     return 0

@@ -140,12 +140,7 @@ def prepare_model(
     return loaded, compiled, args, kwargs
 
 
-def load_model(
-    text: str,
-    init: str = "{}",
-    options: dict[str, Any] | None = None,
-    allow_operators: Sequence[str] = (),
-) -> LoadedModel:
+def load_model(text: str, init: str, options: dict[str, Any], allow_operators: Sequence[str]) -> LoadedModel:
     """The model that `text` names. See `prepare_model` for errors."""
     path = Path(text)
     suffix = path.suffix.lower()
@@ -155,8 +150,8 @@ def load_model(
         if not path.is_file():
             raise InputError(f"{text}: there is no such file")
         if suffix == ".onnx":
-            return _load_onnx(path, options or {})
-        return _load_pt2(path, options or {}, allow_operators)
+            return _load_onnx(path, options)
+        return _load_pt2(path, options, allow_operators)
     if path.is_dir():
         raise InputError(f"{text}: is a folder", fix=f"MODEL is {MODEL_HELP}")
     if suffix == ".py":

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tabulate import tabulate
-
 from staticrt.errors import OptionError
 from staticrt.tools.cli.call import call
 from staticrt.tools.cli.loading import add_model_arguments, prepare_model
 from staticrt.tools.cli.output import print_json
 from staticrt.tools.report.first_call import first_call
-from staticrt.tools.report.profile import ProfileReport, profile
+from staticrt.tools.report.profile import ProfileReport, kind_table, profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,19 +51,13 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.to_dict())
         return 0
+    print(report.summary())
+    print()
     if args.by == "node":
-        print(report.summary())
-        print()
         print(report.table(_limit(args.limit), args.sort))
     else:
         rows = {"op": report.by_op, "kind": report.by_kind, "line": report.by_line}[args.by]()
-        print(report.summary())
-        print()
-        body = [
-            [r.kind, r.count, f"{r.time_ns / 1e3:.2f}", f"{100 * r.share:.1f}", f"{r.flops / 1e6:.2f}"]
-            for r in rows[: _limit(args.limit)]
-        ]
-        print(tabulate(body, [args.by, "steps", "µs", "%", "MFLOP"], disable_numparse=True))
+        print(kind_table(args.by, rows[: _limit(args.limit)]))
     if args.trace:
         print(f"\nwritten: {args.trace}")
     return 0

@@ -191,10 +191,6 @@ class ProfileReport:
 
     def summary(self) -> str:
         """Times of the whole call, the machine's limits, and steps by kind."""
-        kinds = [
-            [k.kind, k.count, f"{k.time_ns / 1e3:.2f}", f"{k.share:.1%}"[:-1], f"{k.flops / 1e6:.2f}"]
-            for k in self.by_kind()
-        ]
         return "\n".join([
             f"{self.name}: {self.call_ns / 1e3:.2f} µs a call, {self.traced_ns / 1e3:.2f} µs while traced "
             f"({self.runs} calls, {self.threads} thread{'s' * (self.threads != 1)}, {', '.join(self.paths) or 'eager'})",
@@ -203,8 +199,7 @@ class ProfileReport:
             f"{self.machine.bytes_per_s['memory'] / 1e9:.1f} GB/s from memory",
             *(f"hint: {hint}" for hint in self.hints),
             "",
-            tabulate(kinds, ["kind", "steps", "µs", "%", "MFLOP"], disable_numparse=True,
-                     colalign=("left", "right", "right", "right", "right") if kinds else None),
+            kind_table("kind", self.by_kind()),
         ])  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
@@ -241,6 +236,16 @@ class ProfileReport:
 
 _HEADERS = ("node", "op", "kind", "route", "µs", "%", "MB", "GFLOP/s", "of roof", "line")
 _ALIGN = ("left", "left", "left", "left", "right", "right", "right", "right", "right", "left")
+
+
+def kind_table(title: str, rows: Sequence[KindRow]) -> str:
+    """Summed rows as text; `title` says what they are summed by."""
+    body = [
+        [k.kind, k.count, f"{k.time_ns / 1e3:.2f}", f"{k.share:.1%}"[:-1], f"{k.flops / 1e6:.2f}"]
+        for k in rows
+    ]
+    align = ("left", "right", "right", "right", "right") if body else None
+    return tabulate(body, [title, "steps", "µs", "%", "MFLOP"], disable_numparse=True, colalign=align)
 
 
 def _cells(row: ProfileRow) -> list[str]:

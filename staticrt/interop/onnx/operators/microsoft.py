@@ -5,6 +5,7 @@ Source: ContribOperators.md of microsoft/onnxruntime; compared with its CPU kern
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -149,22 +150,25 @@ def _additive(mask: Tensor, batch: Any, queries: Any, keys: Any, filtered: float
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None, causal: int, scale: float, filtered: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: int,
+    scale: float,
+    filtered: float,
 ) -> Tensor:
     """Attention of [batch, heads, length, size]; the result is [batch, queries, heads · size]."""
     queries, keys = q.shape[2], k.shape[2]
+    terms = [] if mask is None else [_additive(mask, q.shape[0], queries, keys, filtered)]
+    terms += [] if bias is None else [bias]
     if causal:
         late = torch.arange(keys) > torch.arange(queries).unsqueeze(1) + (keys - queries)
-        rule = torch.where(late, filtered, 0.0)
-        added = rule if added is None else added + rule
-    if added is not None:
-        added = added.to(q.dtype)
+        terms.append(torch.where(late, filtered, 0.0))
+    added = functools.reduce(torch.add, terms).to(q.dtype) if terms else None
     found = F.scaled_dot_product_attention(q, k, v, added, scale=scale or None)
     return found.transpose(1, 2).reshape(q.shape[0], queries, -1)
-
-
-def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    return first if second is None else second if first is None else first + second
 
 
 @op("Attention", domain=DOMAIN)
@@ -196,10 +200,7 @@ def attention(
     )
     if past is not None:
         k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-    added = None
-    if mask is not None:
-        added = _additive(mask, x.shape[0], x.shape[1], k.shape[2], mask_filter_value)
-    result = _attend(q, k, v, _sum(added, attention_bias), unidirectional, scale, mask_filter_value)
+    result = _attend(q, k, v, mask, attention_bias, unidirectional, scale, mask_filter_value)
     return result, torch.stack([k, v])
 
 
@@ -242,10 +243,7 @@ def multi_head_attention(
         raise OnnxError("MultiHeadAttention of packed inputs with a bias is not supported")
     if past_key is not None and past_value is not None:
         k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
-    added = None
-    if mask is not None:
-        added = _additive(mask, q.shape[0], q.shape[2], k.shape[2], mask_filter_value)
-    result = _attend(q, k, v, _sum(added, attention_bias), unidirectional, scale, mask_filter_value)
+    result = _attend(q, k, v, mask, attention_bias, unidirectional, scale, mask_filter_value)
     return result, k, v
 
 
