@@ -225,6 +225,12 @@ _autograd: Any = torch._C._autograd
 saved_tensors_hooks_are_enabled: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
 
 
+# Without them, a gradient may have other strides than its parameter; torch 2.13 and later.
+grad_layouts_are_enforced: Callable[[], bool] = getattr(
+    torch._C, "_is_grad_layout_enforcement_enabled", lambda: True
+)
+
+
 def settings_of_torch() -> tuple[Callable[[], Any], ...]:
     """C functions without arguments whose answers decide no result of an operator, so only a model that asks depends on them."""
     names = (

@@ -195,6 +195,8 @@ class StandIn:
         self._kept = {name: attributes[name] for name in self.NAMES if name in attributes}
         self._step = optimizer.step
         self._is_recording = is_recording
+        if hasattr(self._step, "_wrapped_by_lr_sched"):
+            self._wrapped_by_lr_sched = True  # a schedule warns where it finds another `step` than it wrapped
 
         # Only hooks of all optimisers run; an optimiser with its own hooks has no twin.
         @torch.optim.Optimizer.profile_hook_step

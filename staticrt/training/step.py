@@ -102,6 +102,8 @@ class CompiledStep:
         reason = eager_reason()
         if reason is None and not torch.is_grad_enabled():
             reason = "gradients are switched off"
+        if reason is None and not torch_private.grad_layouts_are_enforced():
+            reason = "gradients may have other strides than their parameters (torch.autograd.enforce_grad_layout_policy)"
         if reason is not None:
             return self._eager.run(args, kwargs, reason)
         try:

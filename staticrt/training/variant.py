@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from staticrt import torch_private
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.state_guard import StateGuard
@@ -81,6 +82,8 @@ class Variant:
 
     def is_ready(self) -> bool:
         """Whether gradients and optimisers are as recorded; also updates the optimisers' `number_tensors`."""
+        if not torch_private.grad_layouts_are_enforced():
+            return False
         for p in self._no_grad_before:
             if p.grad is not None:
                 return False

@@ -252,7 +252,7 @@ def _group():
         dist.destroy_process_group()
 
 
-_future = torch.__future__
+_future, _files = torch.__future__, torch.serialization
 # What decides no result of an operator: its reader, its writer, torch's value, another one.
 SETTINGS = {
     "multithreading": _of_c("_is_multithreading_enabled", "_set_multithreading_enabled"),
@@ -283,6 +283,13 @@ SETTINGS = {
         lambda digits: torch.set_printoptions(precision=digits),
         *(4, 7),
     ),
+    "autocast's cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True, False),
+    "checksums": (_files.get_crc32_options, _files.set_crc32_options, True, False),
+    "byte order": (
+        lambda: len(str(_files.get_default_load_endianness())),
+        _files.set_default_load_endianness,
+        *(None, _files.LoadEndianness.BIG),
+    ),
     "hub": (lambda: len(torch.hub.get_dir()), torch.hub.set_dir, torch.hub.get_dir(), "/others"),
     "process group": (
         lambda: dist.get_world_size() if dist.is_initialized() else 3,
@@ -309,7 +316,7 @@ def test_a_model_that_reads_a_setting_follows_it(name, gradients):
             assert want != 2.0 + asks()
             for _ in range(3):
                 assert compiled(x).tolist() == [2.0 + asks()] * 3
-    asks_the_trace = name == "saved tensors' hooks"
+    asks_the_trace = name in ("saved tensors' hooks", "autocast's cache")
     assert bool(compiled.explain().eager) is asks_the_trace
 
 

@@ -6,9 +6,11 @@ import functools
 import json
 import numbers
 import operator
+import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import staticrt
@@ -429,3 +431,15 @@ def test_a_model_that_asks_for_the_identity_of_a_layer_is_traced():
     with torch.no_grad():
         assert compiled(torch.ones(1, 2))[1:] == (id(layer) % 7, hash(layer.weight) % 7)
     assert [trace.route for trace in compiled.explain().traces] == ["whole"]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_warning_of_torch_tells_sizes_as_in_eager(gradients):
+    texts = []
+    for run in (F.mse_loss, staticrt.compile(lambda x, y: F.mse_loss(x, y))):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run(torch.ones(3, 1, requires_grad=gradients), torch.ones(3))
+        texts.append({str(each.message) for each in caught})
+    assert "torch.Size([3, 1])" in str(texts[0])
+    assert texts[1] == texts[0]

@@ -39,7 +39,7 @@ MISSED_BY_DYNAMO = frozenset(
         *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
         *("__subclasses__", "cache_info", "locked"),
         "move_to_end",
-        "is_inference_mode_enabled",
+        *("is_inference_mode_enabled", "is_autocast_cache_enabled"),
         "find_spec",
         *("set_int_max_str_digits", "get_int_max_str_digits"),
     }
@@ -101,7 +101,10 @@ _FUNCTIONS = frozenset(
         *("_decimal.getcontext", "_decimal.setcontext", "_locale.localeconv", "_weakref.getweakrefcount"),
         *("gc.collect", "gc.enable", "gc.disable", "gc.set_threshold", "gc.freeze", "gc.unfreeze"),
         *("torch._C._to_dlpack", "torch._C._to_dlpack_versioned"),
-        "torch.is_inference_mode_enabled",  # off while a model is traced
+        *(
+            "torch.is_inference_mode_enabled",
+            "torch.is_autocast_cache_enabled",
+        ),  # off while a model is traced
         *("_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale"),
     }
 )

@@ -217,6 +217,8 @@ class Watcher:
                 self._note(effect, user_frame(frame) or frame, often_once=effect is LAZY)
             return
         caller = _model_frame(frame.f_back)
+        if id(code) in _TEXT_OF_NUMBER and frame.f_back and is_layer_file(frame.f_back.f_code.co_filename):
+            caller = frame.f_back  # a layer warns of sizes, or raises an error
         if caller is None:
             return  # torch's own
         if returns_setting(code):

@@ -77,6 +77,7 @@ _OF_PYTHON = frozenset(
 )
 _SUPPRESS = frozenset({"suppress", "__exit__"})
 _WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
+_SERIALIZATION = torch.serialization.__file__
 _PROCESS_GROUPS = os.path.join("distributed", "distributed_c10d.py")
 # Files of torch that run for a model as in eager; other files may run for the tracer.
 _LAYERS = tuple(
@@ -217,6 +218,9 @@ class Reads:
         self._codes.add(code)
         if code.co_filename.endswith(_PROCESS_GROUPS):
             self._snapshot.add_answer(default_process_group)
+            return
+        if code.co_filename == _SERIALIZATION and (function := _C.function_of(frame)) is not None:
+            self._snapshot.add_answer(function)  # of a module of settings that it imports
             return
         found = {name: scope[name] for name in global_names(code) & scope.keys()}
         self._snapshot.add_scope(scope, [name for name, value in found.items() if not callable(value)])

@@ -84,6 +84,49 @@ def test_a_parameter_with_a_hook_is_not_recorded():
     assert not step._variants
 
 
+def test_a_gradient_may_have_other_strides_than_its_parameter():
+    policy = getattr(torch.autograd, "enforce_grad_layout_policy", None)
+    if policy is None:
+        pytest.skip("this torch always enforces the strides of gradients")
+    weight = torch.ones(2, 3, requires_grad=True)
+
+    def step(x):
+        weight.grad = None
+        (weight.t() * x).sum().backward()
+
+    compiled = staticrt.compile_step(step)
+    strides = []
+    for run in (step, compiled):
+        strides.append([])
+        for enforced in (True, True, False, False, True):
+            with policy(enforced):
+                run(torch.ones(3, 2))
+            strides[-1].append(weight.grad.stride())
+    assert len({*strides[0]}) == 2
+    assert strides[1] == strides[0]
+    assert [report.calls for report in compiled.explain().eager] == [2]
+
+
+def test_a_schedule_before_the_optimiser_warns_as_in_eager():
+    texts = []
+    for compiled in (False, True):
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+        def step(x, model=model, optimizer=optimizer, schedule=schedule):
+            schedule.step()
+            model(x).sum().backward()
+            optimizer.step()
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (staticrt.compile_step(step) if compiled else step)(data("mlp", 1)[0][0])
+        texts.append({str(each.message) for each in caught if "staticrt" not in str(each.message)})
+    assert "before `optimizer.step()`" in str(texts[0])
+    assert texts[1] == texts[0]
+
+
 def test_a_gradient_given_to_an_unused_parameter_is_reset():
     def make():
         model = mlp()
