@@ -18,6 +18,11 @@ def test_dynamo_keeps_no_module_that_was_replaced():
     assert state_fuzzer.failure(50595, ("module_of_a_name_replaced", "code_replaced", "digest")) == ""
 
 
+def test_an_abstract_class_is_watched_after_a_call_that_imports_modules():
+    kinds = ("digest", "same_class_registered_with_abstract_one", "module_by_dunder_import")
+    assert state_fuzzer.failure(1200001, kinds) == ""
+
+
 def test_a_difference_is_found(monkeypatch):
     monkeypatch.setattr(state_fuzzer, "compiled", lambda function, way: _first_answer(function))
     lines = []

@@ -77,10 +77,15 @@ def _imports_replaced(snapshot: Snapshot) -> bool:
 
 
 def _unchanged(record: Record, names: frozenset[str]) -> Record | None:
-    """What a record says of what is as it was; of a dict's keys, those that code may read as names."""
+    """What a record says of what is as it was; of a dict's keys, those that code may read as names.
+
+    A function's answer is watched from here on.
+    """
     changes = list(record.changes())
     if not changes and (record.part or record.holds()):
         return record
+    if isinstance(record, AnswerRecord):
+        return AnswerRecord(record.function)  # compiling imports modules, which register abstract classes
     if (
         isinstance(record, DictRecord)
         and not record.is_ordered
