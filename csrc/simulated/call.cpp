@@ -114,9 +114,12 @@ bool draws_for_nothing(const std::vector<TensorArgument>& tensors) {
 
 }  // namespace
 
+alloc::Addr address_of(const at::Tensor& tensor, bool written) {
+  return reinterpret_cast<alloc::Addr>(written ? tensor.storage().mutable_data() : tensor.storage().data());
+}
+
 TensorPlace::TensorPlace(const at::Tensor& tensor, bool written)
-    : storage(
-          reinterpret_cast<alloc::Addr>(written ? tensor.storage().mutable_data() : tensor.storage().data())),
+    : storage(address_of(tensor, written)),
       storage_bytes(tensor.storage().nbytes()),
       offset(tensor.storage_offset()),
       sizes(tensor.sizes()),
@@ -248,6 +251,21 @@ Call Call::drawn_again() const {
   const std::lock_guard lock(mine->mutex_);
   again.seed_ = mine->take();
   return again;
+}
+
+Storages Call::storages() const {
+  Storages storages;
+  for (const TensorArgument& argument : tensors_)
+    if (argument.place) storages.push_back(argument.place->storage);
+  return storages;
+}
+
+Call Call::moved_to(const Storages& storages) const {
+  Call moved(*this);
+  size_t next = 0;
+  for (TensorArgument& argument : moved.tensors_)
+    if (argument.place) argument.place->storage = storages[next++];
+  return moved;
 }
 
 bool Call::runs_on_cpu() const {

@@ -4,7 +4,7 @@
 // or reuse memory too early. So a Call keeps addresses, sizes and strides, and makes CPU tensors over the
 // kernels' view of those addresses when it runs.
 //
-// Thread safety: none; a call is described by one thread and run by one.
+// Thread safety: one thread makes a call; any thread may run it.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -20,9 +20,15 @@
 
 namespace staticrt::simulated {
 
+// The device address of a tensor's storage; 0: no bytes. `written`: the tensor gets bytes of its own before,
+// if it shares them with others until it is written.
+alloc::Addr address_of(const at::Tensor& tensor, bool written);
+// Of several tensors.
+using Storages = c10::SmallVector<alloc::Addr, 6>;
+
 // Where a tensor's values are and how they lie.
 struct TensorPlace {
-  alloc::Addr storage = 0;  // device address; 0: no bytes
+  alloc::Addr storage = 0;  // address_of the tensor
   size_t storage_bytes = 0;
   int64_t offset = 0;  // in elements
   c10::SmallVector<int64_t, 5> sizes, strides;
@@ -31,7 +37,6 @@ struct TensorPlace {
   bool contiguous = true;
 
   TensorPlace() = default;
-  // `written`: the tensor gets bytes of its own before, if it shares them with others until it is written.
   explicit TensorPlace(const at::Tensor& tensor, bool written = false);
 };
 
@@ -79,6 +84,9 @@ class Call {
   bool draws() const { return seed_.has_value(); }
   // The same call with the generator's next numbers, for one more replay of a graph.
   Call drawn_again() const;
+  // Of its tensors on sim, in their order; and the same call with others.
+  Storages storages() const;
+  Call moved_to(const Storages& storages) const;
   // The operator itself on such a stack: as called, or what takes its place on the CPU.
   void call(torch::jit::Stack& stack) const;
   // The same on CPU tensors. What has no generator argument draws from a generator of the call's own, too.

@@ -8,7 +8,7 @@
 
 #include "common/error.h"
 #include "common/tuning.h"
-#include "simulated/inference.h"
+#include "simulated/known_call.h"
 #include "simulated/storage.h"
 #include "simulated/thread_state.h"
 
@@ -87,13 +87,6 @@ void copy_results(const torch::jit::Stack& results, const std::vector<MadeOutput
   }
 }
 
-// A view alone reads and writes nothing.
-bool only_views(const Call& call, const std::vector<MadeOutput>& outputs) {
-  return outputs.empty() && !call.schema().returns().empty() &&
-         std::none_of(call.tensors().begin(), call.tensors().end(),
-                      [](const TensorArgument& tensor) { return tensor.written; });
-}
-
 std::vector<Use> uses_of(const Call& call) {
   std::vector<Use> uses;
   uses.reserve(call.tensors().size());
@@ -142,8 +135,8 @@ void run_now(const Call& call, const torch::jit::Stack& given, size_t first,
 
 // What work needs besides itself: the state of the thread that enqueued it, and where its errors go.
 struct Setting {
-  Setting(SimulatedDevice& device, std::string name, alloc::StreamId stream)
-      : device(device), name(std::move(name)), stream(stream) {}
+  Setting(SimulatedDevice& device, std::string name, const ThreadState& state)
+      : device(device), name(std::move(name)), stream(current_stream(device.index())), state(state) {}
 
   void run(const std::function<void()>& work) const {
     try {
@@ -160,46 +153,94 @@ struct Setting {
   SimulatedDevice& device;
   const std::string name;
   const alloc::StreamId stream;
-  const ThreadState state = ThreadState::now();
+  const ThreadState state;
 };
+
+void submit(const Setting& setting, std::function<void()> work, std::vector<alloc::SimRange> ranges,
+            alloc::SimGraph::EachLaunch each_launch = {}) {
+  alloc::Status status;
+  setting.device.driver().launch(setting.stream, std::move(work), std::move(ranges), setting.name,
+                                 tuning::kMostPendingKernels, std::move(each_launch), &status);
+  if (!status.ok())
+    check(alloc::Status(
+        status.code(),
+        detail::concat(setting.name, " cannot be enqueued on stream ", alloc::raw(setting.stream),
+                       " of sim:", setting.device.index(), ": ", status.text()),
+        status.native()));
+}
+
+// A call that is enqueued: it runs with the arguments in these storages.
+struct Launch {
+  void run() const {
+    setting.run([this] { run(known->call().moved_to(storages)); });
+  }
+  void run(const Call& call) const {
+    // Some kernels resize their outs for what comes between, as those of losses do.
+    const torch::jit::Stack arguments = call.on_cpu(Call::Outs::kEmpty);
+    torch::jit::Stack computed = arguments;
+    call.call_on_cpu(computed);
+    for (const TensorArgument& argument : call.tensors()) {
+      if (argument.out && argument.place)
+        CpuTensors(call.device().driver()).at(*argument.place).copy_(Call::given(arguments, 0, argument));
+    }
+    copy_results(computed, outputs, call.device());
+  }
+
+  Setting setting;
+  std::shared_ptr<const KnownCall> known;
+  Storages storages;
+  std::vector<MadeOutput> outputs;
+};
+
+// Enqueues a call with the arguments of the stack, which are in these storages, and makes its results.
+std::vector<c10::IValue> launch(std::shared_ptr<const KnownCall> known, const Storages& storages,
+                                const ThreadState& state, const torch::jit::Stack& given, size_t first) {
+  const Call& call = known->call();
+  const c10::DeviceGuard guard(call.device().device());
+  Results made(call, given, first);
+  std::vector<c10::IValue> results = made.make(known->inference().results);
+  std::vector<alloc::SimRange> ranges = known->ranges_in(storages);
+  for (const MadeOutput& output : made.outputs)
+    if (auto range = range_of(output.place, /*writes=*/true)) add_range(ranges, std::move(*range));
+  const auto launch = std::make_shared<const Launch>(Launch{
+      Setting(call.device(), call.base_name(), state), std::move(known), storages, std::move(made.outputs)});
+  alloc::SimGraph::EachLaunch each_launch;
+  if (call.draws())
+    each_launch = [launch]() -> std::function<void()> {
+      return [launch, again = std::make_shared<const Call>(launch->known->call().drawn_again())] {
+        launch->setting.run([&] { launch->run(*again); });
+      };
+    };
+  submit(launch->setting, [launch] { launch->run(); }, std::move(ranges), std::move(each_launch));
+  return results;
+}
 
 void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const size_t count = op.schema().arguments().size();
   const size_t first = stack->size() - count;
-  auto call = std::make_shared<const Call>(op, *stack);
-  SimulatedDevice& device = call->device();
-  const c10::DeviceGuard guard(device.device());
+  const ThreadState state = ThreadState::now();
+  thread_local InferenceKey described;
+  const bool has_key = described.describe(op, *stack, first, state);
+  std::shared_ptr<const KnownCall> known = has_key ? find_known(described) : nullptr;
   std::vector<c10::IValue> results;
-  if (const auto inference = infer(*call, ThreadState::now())) {
-    for (const auto& [tensor, sizes, strides] : inference->resized)
-      resize(Call::given(*stack, first, call->tensors()[tensor]), sizes, at::IntArrayRef(strides));
-    if (!inference->resized.empty()) call = std::make_shared<const Call>(op, *stack);
-    Results made(*call, *stack, first);
-    results = made.make(inference->results);
-    std::vector<Use> uses;
-    if (!only_views(*call, made.outputs)) uses = uses_of(*call);
-    for (const MadeOutput& output : made.outputs) uses.push_back({output.place, true});
-    auto run = [outputs = std::move(made.outputs)](const Call& now) {
-      // Some kernels resize their outs for what comes between, as those of losses do.
-      const torch::jit::Stack arguments = now.on_cpu(Call::Outs::kEmpty);
-      torch::jit::Stack computed = arguments;
-      now.call_on_cpu(computed);
-      for (const TensorArgument& argument : now.tensors()) {
-        if (argument.out && argument.place)
-          CpuTensors(now.device().driver()).at(*argument.place).copy_(Call::given(arguments, 0, argument));
-      }
-      copy_results(computed, outputs, now.device());
-    };
-    alloc::SimGraph::EachLaunch each_launch;
-    if (call->draws())
-      each_launch = [call, run]() -> std::function<void()> {
-        return [again = std::make_shared<const Call>(call->drawn_again()), run] { run(*again); };
-      };
-    enqueue(
-        device, call->base_name(), [call, run = std::move(run)] { run(*call); }, uses,
-        std::move(each_launch));
+  if (known && known->is_reusable()) {
+    results = launch(std::move(known), described.storages(), state, *stack, first);
   } else {
-    run_now(*call, *stack, first, &results);
+    // Copied, since a rule in Python may call operators on sim, which describe themselves.
+    std::optional<InferenceKey> key;
+    if (has_key && !known) key = described;
+    Call call(op, *stack);
+    const c10::DeviceGuard guard(call.device().device());
+    if (const auto inference = known ? known->shared_inference() : infer(call)) {
+      for (const auto& [tensor, sizes, strides] : inference->resized)
+        resize(Call::given(*stack, first, call.tensors()[tensor]), sizes, at::IntArrayRef(strides));
+      if (!inference->resized.empty()) call = Call(op, *stack);
+      known = std::make_shared<const KnownCall>(inference, std::move(call));
+      if (key) keep_known(std::move(*key), known);
+      results = launch(known, known->call().storages(), state, *stack, first);
+    } else {
+      run_now(call, *stack, first, &results);
+    }
   }
   torch::jit::drop(*stack, count);
   for (c10::IValue& result : results) stack->push_back(std::move(result));
@@ -209,45 +250,8 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
 
 std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
   std::vector<alloc::SimRange> ranges;
-  ranges.reserve(uses.size());
-  for (const Use& use : uses) {
-    const TensorPlace& place = use.place;
-    if (place.storage == 0) continue;
-    alloc::SimRange range;
-    range.writes = use.writes;
-    const alloc::Bytes itemsize = c10::elementSize(place.dtype);
-    range.address = place.storage + static_cast<alloc::Bytes>(place.offset) * itemsize;
-    range.size_bytes = range.run_bytes = itemsize;
-    for (size_t dim = 0; dim < place.sizes.size(); ++dim) {
-      const auto count = static_cast<uint64_t>(place.sizes[dim]);
-      if (place.contiguous) {  // one run
-        range.size_bytes = range.run_bytes *= count;
-        continue;
-      }
-      const auto stride = static_cast<alloc::Bytes>(place.strides[dim]) * itemsize;
-      if (count <= 1 || stride == 0) continue;
-      range.steps.push_back({count, stride});
-      range.size_bytes += (count - 1) * stride;
-    }
-    if (std::find(place.sizes.begin(), place.sizes.end(), 0) != place.sizes.end()) continue;
-    // Outermost first; innermost dimensions that follow each other without a gap are one run.
-    std::sort(range.steps.begin(), range.steps.end(),
-              [](const auto& a, const auto& b) { return a.stride_bytes > b.stride_bytes; });
-    while (!range.steps.empty() && range.steps.back().stride_bytes <= range.run_bytes) {
-      const auto& step = range.steps.back();
-      range.run_bytes += (step.count - 1) * step.stride_bytes;
-      range.steps.pop_back();
-    }
-    // A tensor that is read and written, as by an update in place, is written.
-    const auto same = std::find_if(ranges.begin(), ranges.end(), [&](const alloc::SimRange& other) {
-      return other.address == range.address && other.size_bytes == range.size_bytes &&
-             other.run_bytes == range.run_bytes && other.steps == range.steps;
-    });
-    if (same == ranges.end())
-      ranges.push_back(std::move(range));
-    else
-      same->writes = same->writes || range.writes;
-  }
+  for (const Use& use : uses)
+    if (auto range = range_of(use.place, use.writes)) add_range(ranges, std::move(*range));
   return ranges;
 }
 
@@ -261,31 +265,19 @@ void wait_for(SimulatedDevice& device, alloc::StreamId stream, const std::string
 }
 
 void enqueue(SimulatedDevice& device, const std::string& name, std::function<void()> work,
-             const std::vector<Use>& uses, alloc::SimGraph::EachLaunch each_launch) {
-  const alloc::StreamId stream = current_stream(device.index());
-  const auto setting = std::make_shared<const Setting>(device, name, stream);
-  alloc::SimGraph::EachLaunch again;
-  if (each_launch)
-    again = [setting, each_launch = std::move(each_launch)]() -> std::function<void()> {
-      return [setting, work = each_launch()] { setting->run(work); };
-    };
-  alloc::Status status;
-  device.driver().launch(
-      stream, [setting, work = std::move(work)] { setting->run(work); }, ranges_of(uses), name,
-      tuning::kMostPendingKernels, std::move(again), &status);
-  if (!status.ok())
-    check(alloc::Status(status.code(),
-                        detail::concat(name, " cannot be enqueued on stream ", alloc::raw(stream),
-                                       " of sim:", device.index(), ": ", status.text()),
-                        status.native()));
+             const std::vector<Use>& uses) {
+  const auto setting = std::make_shared<const Setting>(device, name, ThreadState::now());
+  submit(*setting, [setting, work = std::move(work)] { setting->run(work); }, ranges_of(uses));
 }
 
 void register_fallback(torch::Library& all, torch::Library& aten) {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
   // Kernels for all backends, which only raise or return another layout, would take precedence over the
   // fallback.
-  for (const char* name : {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle",
-                           "pixel_unshuffle", "reflection_pad3d", "replication_pad2d", "replication_pad3d"})
+  // _safe_softmax is a kernel of its own on devices that have one; composed, it is six.
+  for (const char* name :
+       {"convolution_overrideable", "convolution_backward_overrideable", "pixel_shuffle", "pixel_unshuffle",
+        "reflection_pad3d", "replication_pad2d", "replication_pad3d", "_safe_softmax"})
     aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
   // So would those of operators that the CPU computes by kernels of its own, and results would differ from
   // its.

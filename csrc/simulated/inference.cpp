@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <string>
-#include <unordered_map>
 #include <unordered_set>
 
-#include "common/tuning.h"
-#include "simulated/inference_key.h"
+#include "simulated/thread_state.h"
 
 namespace staticrt::simulated {
 namespace {
@@ -165,56 +163,6 @@ std::vector<Inference::Resized> resized_of(const Call& call, const torch::jit::S
   return resized;
 }
 
-// Asks the operator itself, on other tensors.
-std::shared_ptr<const Inference> ask(const Call& call) {
-  TORCH_CHECK_NOT_IMPLEMENTED(call.runs_on_cpu(), call.name(),
-                              " has no kernel for the CPU, whose kernels sim runs");
-  if (must_wait(call.op()) || outs_overlap(call)) return nullptr;
-  const auto answer_on = [&](const torch::jit::Stack& arguments) -> std::shared_ptr<const Inference> {
-    torch::jit::Stack results = arguments;
-    const c10::impl::ExcludeDispatchKeyGuard below(keys_above_devices());
-    try {
-      call.call(results);
-    } catch (const std::exception&) {
-      return nullptr;  // no rule, or a mistake in the arguments: then the operator itself says which
-    }
-    return std::make_shared<const Inference>(
-        Inference{results_of(call, arguments, results), resized_of(call, arguments)});
-  };
-  if (!must_probe(call)) {
-    if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
-      // Without results and outs nothing has to be known before it runs.
-      if (!call.schema().returns().empty() || !call.only_updates()) return nullptr;
-      return std::make_shared<const Inference>();
-    }
-    auto answer = answer_on(call.on_meta());
-    // Rules in Python give the outs that they resize contiguous strides.
-    if (!answer || answer->resized.empty() || call.draws()) return answer;
-  }
-  return sizes_depend_on_values(call.op()) ? nullptr : answer_on(call.on_zeros());
-}
-
-// What a thread has asked before. It starts anew when it is full.
-class Answers {
- public:
-  const std::shared_ptr<const Inference>* find(const InferenceKey& key) const {
-    const auto found = answers_.find(key);
-    return found == answers_.end() ? nullptr : &found->second;
-  }
-  void keep(InferenceKey key, std::shared_ptr<const Inference> answer) {
-    if (words_ + key.words().size() > tuning::kMaxInferenceWords) {
-      answers_.clear();
-      words_ = 0;
-    }
-    words_ += key.words().size();
-    answers_.emplace(std::move(key), std::move(answer));
-  }
-
- private:
-  std::unordered_map<InferenceKey, std::shared_ptr<const Inference>, InferenceKey::Hash> answers_;
-  size_t words_ = 0;  // of all keys
-};
-
 }  // namespace
 
 std::vector<InferredResult> results_of(const Call& call, const torch::jit::Stack& stand_in,
@@ -240,14 +188,33 @@ std::vector<InferredResult> results_of(const Call& call, const torch::jit::Stack
   return made;
 }
 
-std::shared_ptr<const Inference> infer(const Call& call, const ThreadState& state) {
-  thread_local Answers answers;
-  std::optional<InferenceKey> key = InferenceKey::of(call, state);
-  if (key)
-    if (const auto* known = answers.find(*key)) return *known;
-  std::shared_ptr<const Inference> answer = ask(call);
-  if (key && answer) answers.keep(std::move(*key), answer);
-  return answer;
+// Asks the operator itself, on other tensors.
+std::shared_ptr<const Inference> infer(const Call& call) {
+  TORCH_CHECK_NOT_IMPLEMENTED(call.runs_on_cpu(), call.name(),
+                              " has no kernel for the CPU, whose kernels sim runs");
+  if (must_wait(call.op()) || outs_overlap(call)) return nullptr;
+  const auto answer_on = [&](const torch::jit::Stack& arguments) -> std::shared_ptr<const Inference> {
+    torch::jit::Stack results = arguments;
+    const c10::impl::ExcludeDispatchKeyGuard below(keys_above_devices());
+    try {
+      call.call(results);
+    } catch (const std::exception&) {
+      return nullptr;  // no rule, or a mistake in the arguments: then the operator itself says which
+    }
+    return std::make_shared<const Inference>(
+        Inference{results_of(call, arguments, results), resized_of(call, arguments)});
+  };
+  if (!must_probe(call)) {
+    if (!call.op().hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+      // Without results and outs nothing has to be known before it runs.
+      if (!call.schema().returns().empty() || !call.only_updates()) return nullptr;
+      return std::make_shared<const Inference>();
+    }
+    auto answer = answer_on(call.on_meta());
+    // Rules in Python give the outs that they resize contiguous strides.
+    if (!answer || answer->resized.empty() || call.draws()) return answer;
+  }
+  return sizes_depend_on_values(call.op()) ? nullptr : answer_on(call.on_zeros());
 }
 
 }  // namespace staticrt::simulated

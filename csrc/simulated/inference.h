@@ -1,8 +1,6 @@
 // What an operator's results will be, before it has run: their sizes, strides, dtypes and what they alias.
 //
-// torch's rules for meta tensors say it. Most of them are Python, a hundred times slower than an enqueue, so
-// each thread keeps what they said: by the operator, by everything of the arguments that a rule sees, and by
-// the thread's state.
+// torch's rules for meta tensors say it.
 //
 // Thread safety: full.
 #pragma once
@@ -13,7 +11,6 @@
 #include <vector>
 
 #include "simulated/call.h"
-#include "simulated/thread_state.h"
 
 namespace staticrt::simulated {
 
@@ -46,7 +43,8 @@ struct Inference {
 std::vector<InferredResult> results_of(const Call& call, const torch::jit::Stack& stand_in,
                                        const torch::jit::Stack& results);
 
-// Null if only running it can tell: data decides, there is no rule, or the rule raises.
-std::shared_ptr<const Inference> infer(const Call& call, const ThreadState& state);
+// Asks the operator itself, on other tensors. Null if only running it can tell: data decides, there is no
+// rule, or the rule raises.
+std::shared_ptr<const Inference> infer(const Call& call);
 
 }  // namespace staticrt::simulated

@@ -109,3 +109,39 @@ def test_the_switch_of_onednn_is_seen():
     for enabled in (True, False, True):
         with torch.backends.mkldnn.flags(enabled=enabled):
             compare(F.conv2d(x.to("sim"), weight.to("sim")), F.conv2d(x, weight))
+
+
+def test_an_equal_call_runs_on_the_device_of_its_arguments():
+    for device in ("sim:0", "sim:1", "sim:0"):
+        x = torch.arange(15.0, device=device).reshape(3, 5)
+        result = torch.hypot(x, x.flip(0))
+        assert result.device == torch.device(device)
+        assert torch.equal(result.cpu(), torch.hypot(x.cpu(), x.cpu().flip(0)))
+
+
+def test_an_equal_call_reads_its_own_arguments():
+    def call(x, y, number):
+        rows, columns = torch.aminmax(x, dim=1)
+        x.mul_(number)
+        return [rows, columns, torch.cat([x, y, x]), torch.where(x > 20, y, number), x.unfold(0, 2, 1) + 1]
+
+    for step in range(4):
+        x, y = torch.arange(18.0).reshape(3, 6) + step, torch.full((3, 6), float(step))
+        number = torch.tensor(2.0 + step // 2)
+        x_sim, y_sim = x.to("sim"), y.to("sim")
+        results = call(x_sim, y_sim, number)
+        for got, want in zip([*results, x_sim], [*call(x, y, number), x], strict=True):
+            assert torch.equal(got.cpu(), want)
+
+
+@pytest.mark.parametrize("first_shares", [False, True])
+def test_arguments_that_share_a_storage_are_another_call(first_shares):
+    for shares in (first_shares, not first_shares, first_shares):
+        base = torch.arange(8.0, device="sim")
+        out = (base if shares else base.clone())[2:6]
+        if shares:
+            with pytest.raises(RuntimeError, match="refer to a single memory location"):
+                torch.add(base[:4], 1, out=out)
+        else:
+            assert torch.add(base[:4], 1, out=out).tolist() == [1, 2, 3, 4]
+        assert base.tolist() == list(range(8))

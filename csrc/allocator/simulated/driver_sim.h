@@ -224,8 +224,16 @@ class SimDriver final : public Driver {
   Status keep_captured(Addr address, Bytes size_bytes, const char* what);
   Status launch_graph(const SimGraph& graph, StreamId stream);
   // Runs the work of an operator, unless its ranges are not mapped by then. Shared: copies of work are made.
-  using Checked = std::shared_ptr<const std::function<void(const std::function<void()>&)>>;
-  Checked checked(StreamId stream, std::vector<SimRange> ranges, const std::string* name);
+  struct Checked {
+    void run(const std::function<void()>& work) const;
+    SimDriver& driver;
+    StreamId stream;
+    std::vector<SimRange> ranges;
+    const std::string* name;
+    std::vector<SimGuardPtr> guards;
+  };
+  std::shared_ptr<const Checked> checked(StreamId stream, std::vector<SimRange> ranges,
+                                         const std::string* name);
   SimGraph::Copy copy_of(StreamId stream, Addr to, Addr from, Bytes size_bytes);
   Status find_graph(GraphId graph, const char* what, std::shared_ptr<SimGraph>* found);
   SimGraph* graph_of(StreamId stream);

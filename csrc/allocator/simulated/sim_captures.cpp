@@ -173,7 +173,7 @@ Status SimDriver::launch_graph(const SimGraph& graph, StreamId stream) {
       if (piece.device.expired())
         missing = true;
       else
-        piece.run();
+        (*piece.run)();
     }
     if (missing)
       oracle_.report(
@@ -238,7 +238,7 @@ SimGraph::Copy SimDriver::copy_of(StreamId stream, Addr to, Addr from, Bytes siz
   copy.each_launch = [this, stream, ranges = copy.ranges, name = copy.name, to, from,
                       size_bytes]() -> std::function<void()> {
     return [this, checked = checked(stream, ranges, name), to, from, size_bytes] {
-      (*checked)([&] {
+      checked->run([&] {
         if (!memory_.backed()) return;
         std::memmove(reinterpret_cast<void*>(memory_.kernel_address(to)),
                      reinterpret_cast<const void*>(memory_.kernel_address(from)), size_bytes);

@@ -79,22 +79,22 @@ void SimDriver::check_guards(const std::vector<SimRange>& ranges, const std::str
   for (const SimGuardPtr& guard : guards_of(ranges)) check_guard_of(*guard, name, stream, /*before=*/false);
 }
 
-SimDriver::Checked SimDriver::checked(StreamId stream, std::vector<SimRange> ranges,
-                                      const std::string* name) {
+void SimDriver::Checked::run(const std::function<void()>& work) const {
+  for (const SimRange& range : ranges)
+    if (!driver.usable_now(range.address, range.size_bytes, *name, stream)) return;
+  const auto check = [&](bool before) {
+    for (const SimGuardPtr& guard : guards) driver.check_guard_of(*guard, *name, stream, before);
+  };
+  check(/*before=*/true);
+  work();
+  check(/*before=*/false);
+}
+
+std::shared_ptr<const SimDriver::Checked> SimDriver::checked(StreamId stream, std::vector<SimRange> ranges,
+                                                             const std::string* name) {
   std::vector<SimGuardPtr> guards;
   if (config_.oracle) guards = guards_of(ranges);
-  auto run = [this, stream, ranges = std::move(ranges), name,
-              guards = std::move(guards)](const std::function<void()>& work) {
-    for (const SimRange& range : ranges)
-      if (!usable_now(range.address, range.size_bytes, *name, stream)) return;
-    const auto check = [&](bool before) {
-      for (const SimGuardPtr& guard : guards) check_guard_of(*guard, *name, stream, before);
-    };
-    check(/*before=*/true);
-    work();
-    check(/*before=*/false);
-  };
-  return std::make_shared<const std::function<void(const std::function<void()>&)>>(std::move(run));
+  return std::make_shared<const Checked>(Checked{*this, stream, std::move(ranges), name, std::move(guards)});
 }
 
 void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<SimRange> ranges,
@@ -111,21 +111,22 @@ void SimDriver::launch(StreamId stream, std::function<void()> work, std::vector<
   if (status) *status = planned;
   // Work that may not run would only be reported again.
   if (!planned.ok()) ranges.clear(), work = [] {}, each_launch = {};
-  const Checked checked = this->checked(stream, ranges, known);
+  const std::shared_ptr<const Checked> checked = this->checked(stream, std::move(ranges), known);
   if (SimGraph* graph = graph_of(stream)) {
-    for (const SimRange& range : ranges)
+    for (const SimRange& range : checked->ranges)
       owner_of(range.address).oracle_.used_in_graph(range, user(stream), *graph, known);
     SimGraph::EachLaunch again;
     if (each_launch)
       again = [checked, each_launch = std::move(each_launch)]() -> std::function<void()> {
-        return [checked, work = each_launch()] { (*checked)(work); };
+        return [checked, work = each_launch()] { checked->run(work); };
       };
-    graph->add(here(stream), [checked, work = std::move(work)] { (*checked)(work); }, std::move(again));
+    graph->add(here(stream), [checked, work = std::move(work)] { checked->run(work); }, std::move(again));
     return;
   }
-  streams_.enqueue(stream, [checked, work = std::move(work)] { (*checked)(work); });
+  streams_.enqueue(stream, [checked, work = std::move(work)] { checked->run(work); });
   if (config_.oracle)
-    for (const SimRange& range : ranges) owner_of(range.address).oracle_.used(range, user(stream), known);
+    for (const SimRange& range : checked->ranges)
+      owner_of(range.address).oracle_.used(range, user(stream), known);
   run_if_eager();
   streams_.shorten(stream, most_pending);
 }

@@ -14,8 +14,10 @@ void SimGraph::invalidate(const std::string& why) {
 SimGraph::Node SimGraph::add(DeviceStream stream, std::function<void()> work, EachLaunch each_launch) {
   Branch& branch = branches_.at(stream);
   const Node node = static_cast<Node>(nodes_.size());
-  if (work) ++launched_work_;
-  nodes_.push_back({branch.frontier, stream.device, std::move(work), std::move(each_launch)});
+  SharedWork shared;
+  if (work) shared = std::make_shared<const std::function<void()>>(std::move(work));
+  if (shared) ++launched_work_;
+  nodes_.push_back({branch.frontier, stream.device, std::move(shared), std::move(each_launch)});
   branch.frontier = {node};
   branch.clock.tick(branch.slot);
   return node;
@@ -138,9 +140,11 @@ std::vector<std::vector<SimGraph::Node>> SimGraph::edges() const {
 
 std::vector<SimGraph::Work> SimGraph::work() const {
   std::vector<Work> work;
+  work.reserve(nodes_.size());
   for (const NodeData& node : nodes_) {
     if (node.each_launch)
-      work.push_back({devices_.at(node.device), node.each_launch()});
+      work.push_back(
+          {devices_.at(node.device), std::make_shared<const std::function<void()>>(node.each_launch())});
     else if (node.work)
       work.push_back({devices_.at(node.device), node.work});
   }

@@ -144,9 +144,10 @@ class SimGraph {
   }
   uint64_t launched_work() const { return launched_work_; }  // operators of one launch
   // Of all nodes that have any, in the order of capture, for one launch.
+  using SharedWork = std::shared_ptr<const std::function<void()>>;
   struct Work {
     std::weak_ptr<const void> device;
-    std::function<void()> run;
+    SharedWork run;
   };
   std::vector<Work> work() const;
   // The first of its devices that has been destroyed.
@@ -161,7 +162,7 @@ class SimGraph {
   struct NodeData {
     std::vector<Node> before;
     int device = 0;
-    std::function<void()> work;
+    SharedWork work;  // may be null
     EachLaunch each_launch;
   };
   std::vector<bool> reached_from(const std::vector<Node>& nodes) const;

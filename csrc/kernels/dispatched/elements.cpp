@@ -1,6 +1,5 @@
 // Copies, fills, gathers and element-wise operators whose own operators have no out overload that writes in
 // place.
-#include <ATen/ScalarOps.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/_softmax.h>
@@ -27,8 +26,8 @@ using T = at::Tensor;
 at::MemoryFormat format_of(Operands& op, uint32_t i) {
   return op.is_none(i) ? at::MemoryFormat::Preserve : op.arg(i).toMemoryFormat();
 }
-T number(Operands& op, uint32_t i) {
-  return at::native::wrapped_scalar_tensor(op.scalar(i));
+const T& number(Operands& op, uint32_t i) {
+  return wrapped_number(op.scalar(i));
 }
 
 SRT_DISPATCHED("aten::clone", clone) {

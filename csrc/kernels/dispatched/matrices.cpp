@@ -2,10 +2,12 @@
 // whose out overloads write into given outputs.
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/view_native.h>
 #include <c10/util/accumulate.h>
 
 #include "kernels/registry/registry.h"
@@ -30,8 +32,17 @@ Folded fold(T& out, const T& a, int64_t columns) {
   at::DimVector sizes(a.sizes());
   sizes.back() = columns;
   resize(out, sizes);
+  if (a.dim() == 2) return {a, out};
   const int64_t rows = c10::multiply_integers(a.sizes().slice(0, a.dim() - 1));
-  return {a.reshape({rows, a.size(-1)}), out.view({rows, columns})};
+  const at::DimVector matrix{rows, a.size(-1)};
+  return {a.is_contiguous() ? at::native::view(a, matrix) : a.reshape(matrix),
+          at::native::view(out, at::DimVector{rows, columns})};
+}
+// Views are made by torch's kernels directly: through the dispatcher, one takes as long as enqueueing the
+// product.
+T transposed(const T& matrix) {
+  const at::DimVector sizes{matrix.size(1), matrix.size(0)}, strides{matrix.stride(1), matrix.stride(0)};
+  return at::native::as_strided_tensorimpl(matrix, sizes, strides, matrix.storage_offset());
 }
 
 SRT_DISPATCHED("aten::linear", linear) {
@@ -44,9 +55,9 @@ SRT_DISPATCHED("aten::linear", linear) {
   }
   Folded folded = fold(op.out(), x, weight.size(0));
   if (bias.defined()) {
-    at::addmm_out(folded.out, bias, folded.a, weight.t());
+    at::addmm_out(folded.out, bias, folded.a, transposed(weight));
   } else {
-    at::mm_out(folded.out, folded.a, weight.t());
+    at::mm_out(folded.out, folded.a, transposed(weight));
   }
 }
 
