@@ -9,27 +9,11 @@ import torch
 
 from staticrt.errors import CaptureError
 from staticrt.graphs.functions import Function
-from staticrt.graphs.inputs import (
-    Copies,
-    is_aligned,
-    new_buffer,
-    not_owning,
-    overlap_pattern,
-    storage_ptrs,
-)
+from staticrt.graphs.inputs import Copies, is_aligned, new_buffer, not_owning, overlap_pattern, storage_ptrs
 from staticrt.graphs.liveness import PathOutput, differing, liveness
 from staticrt.graphs.outputs import Kind, Source, alias_of_input, classify, like_fresh
 from staticrt.graphs.protocol import GraphBackend, GraphPool
-from staticrt.graphs.storage import (
-    Places,
-    Writes,
-    describe,
-    digest,
-    is_plain,
-    rehome,
-    storage_ref,
-    with_bits,
-)
+from staticrt.graphs.storage import Places, Writes, describe, digest, is_plain, rehome, storage_ref, with_bits
 from staticrt.graphs.tree import Node
 
 

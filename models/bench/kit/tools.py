@@ -54,22 +54,13 @@ def marked_tests(device: str, seconds: float) -> Row:
         return Row("tools", name, SKIPPED, "pytest is not installed")
     if not Path("tests").is_dir():
         return Row("tools", name, SKIPPED, "there is no folder tests here")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-o",
-        "addopts=",
-        "--import-mode=importlib",
-        "-m",
-        "cuda",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "--import-mode=importlib"]
+    command += ["-m", "cuda", "tests"]
     paths = [os.environ.get("PYTHONPATH", ""), str(Path.cwd())]
     begin = time.perf_counter()
     try:
         done = subprocess.run(
-            [*command, "tests"],
+            command,
             capture_output=True,
             text=True,
             timeout=seconds,

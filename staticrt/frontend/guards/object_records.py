@@ -12,11 +12,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.guards.records import MISSING, Compared, is_torchs
-from staticrt.frontend.guards.state_values import (
-    dict_of,
-    members_of,
-    same_slots,
-)
+from staticrt.frontend.guards.state_values import dict_of, members_of, same_slots
 from staticrt.native import _C
 
 # Functions that Dynamo's first run in a process replaces permanently by equivalent ones that keep notes.

@@ -14,13 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from staticrt.frontend.guards.state_values import (
-    cell_content,
-    different_keys,
-    items_of,
-    same_dict,
-    same_list,
-)
+from staticrt.frontend.guards.state_values import cell_content, different_keys, items_of, same_dict, same_list
 from staticrt.native import _C
 
 MISSING = _C.MISSING

@@ -9,10 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.guards.records import MISSING, Compared
-from staticrt.frontend.guards.state_values import (
-    content_of,
-    has_bytes_of_ctypes,
-)
+from staticrt.frontend.guards.state_values import content_of, has_bytes_of_ctypes
 from staticrt.native import _C
 
 

@@ -35,13 +35,7 @@ from staticrt.frontend.guards.object_records import (
     slots_record,
 )
 from staticrt.frontend.guards.reachable import Reachable
-from staticrt.frontend.guards.records import (
-    CellRecord,
-    DictRecord,
-    ListRecord,
-    Record,
-    ScopeRecord,
-)
+from staticrt.frontend.guards.records import CellRecord, DictRecord, ListRecord, Record, ScopeRecord
 from staticrt.frontend.guards.replaceable import ReplaceableContainers
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name

@@ -13,9 +13,7 @@ from torch import fx
 from staticrt import locks, torch_private, tuning
 from staticrt.frontend import budget
 from staticrt.frontend.arguments.fakes import FakeInputs, FakeMaker, guards_of
-from staticrt.frontend.arguments.structure import (
-    repeated,
-)
+from staticrt.frontend.arguments.structure import repeated
 from staticrt.frontend.functionalize.functionalize import functionalize
 from staticrt.frontend.graph import TracedGraph
 from staticrt.frontend.guards.impure_calls import Watcher
@@ -38,12 +36,7 @@ from staticrt.frontend.tracing.escapes import Escapes, is_cached, let_go
 from staticrt.frontend.tracing.fake_mode import TraceFakeMode
 from staticrt.frontend.tracing.fake_run import run_on_fakes
 from staticrt.frontend.tracing.finish import assert_data_dependent, finish
-from staticrt.frontend.tracing.maybe_views import (
-    SizesDecideViews,
-    layouts_show,
-    results_show,
-    writes_show,
-)
+from staticrt.frontend.tracing.maybe_views import SizesDecideViews, layouts_show, results_show, writes_show
 from staticrt.frontend.tracing.patches import tracing
 from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.tracer import Tracer

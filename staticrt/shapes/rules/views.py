@@ -8,15 +8,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import (
-    agree,
-    expression,
-    oblivious,
-    product,
-    rule,
-    same,
-    view_of,
-)
+from staticrt.shapes.fake_results import agree, expression, oblivious, product, rule, same, view_of
 from staticrt.shapes.rules.layout import at_most, least
 from staticrt.shapes.size_checks import env_of
 

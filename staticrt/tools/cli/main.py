@@ -18,14 +18,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from staticrt import __version__
-from staticrt.errors import (
-    ArchiveError,
-    InputError,
-    OnnxError,
-    OptionError,
-    PlanError,
-    StaticRuntimeError,
-)
+from staticrt.errors import ArchiveError, InputError, OnnxError, OptionError, PlanError, StaticRuntimeError
 from staticrt.tools.cli.output import json_only, print_json
 
 # command -> (module, what it does)
