@@ -250,7 +250,9 @@ class CompiledStep:
                 result = self.function(*args, **kwargs)
                 effects[:], grads = recording.end()
                 assigned = weights.take(current_tracer().inputs.lifted)
-                return pytree.tree_map_only(torch.Tensor, _detached, (result, grads, assigned))
+                return pytree.tree_map_only(
+                    torch.Tensor, _detached, (result, grads, assigned), is_leaf=_is_size
+                )
             finally:
                 weights.restore()
                 recording.restore()
@@ -335,6 +337,10 @@ def _to_give_up(variants: Sequence[Variant], key: CallKey) -> Variant | None:
 
 def _detached(value: torch.Tensor) -> torch.Tensor:
     return value.detach() if value.grad_fn is not None else value
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, torch.Size)  # of which a pytree makes a tuple
 
 
 def _not_constant(spec: Any) -> Any:

@@ -298,6 +298,22 @@ def test_results_are_the_callers():
     assert not any(loss.requires_grad for loss in losses[1:])
 
 
+def test_sizes_among_the_results_are_sizes():
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x):
+        loss = (weight * x).sum()
+        loss.backward()
+        return loss, [x.shape], {"weight": weight.size()}
+
+    compiled = staticrt.compile_step(step)
+    for rows in (2, 3, 2):
+        _loss, (shape,), sizes = compiled(torch.ones(rows, 3))
+        assert (type(shape), type(sizes["weight"])) == (torch.Size, torch.Size)
+        assert (shape, sizes["weight"]) == ((rows, 3), (3,))
+    assert compiled.explain().traces
+
+
 def test_gradients_reset_last_live_in_the_arena():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
