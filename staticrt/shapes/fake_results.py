@@ -56,7 +56,7 @@ def fresh(
         if template is None:
             template = templates[key] = _template(sizes, strides, dtype)
         # A storage of its own: aliases are found by the identity of their storage.
-        return _fake(mode, torch._lazy_clone(template), device)
+        return fake_of(mode, torch._lazy_clone(template), device)
 
 
 def _template(sizes: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype) -> torch.Tensor:
@@ -78,14 +78,14 @@ def view_of(
     if not (isinstance(offset, int) and offset == 0):
         own = offset if isinstance(own, int) and own == 0 else own + offset
     with below():
-        return _fake(mode, torch.as_strided(_meta(x), list(sizes), list(strides), own), x.device)
+        return fake_of(mode, torch.as_strided(_meta(x), list(sizes), list(strides), own), x.device)
 
 
 def on_device(mode: Any, x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A fake tensor like `x` on the same storage that reports another device."""
     with below():
         meta = torch.as_strided(_meta(x), list(x.shape), list(x.stride()), x.storage_offset())
-        return _fake(mode, meta, device)
+        return fake_of(mode, meta, device)
 
 
 def reread(
@@ -94,10 +94,10 @@ def reread(
     """A fake view of the memory of `x` as another dtype; strides and offset count elements of that dtype."""
     with below():
         meta = torch.empty(0, dtype=dtype, device="meta").set_(x.untyped_storage(), 0, (0,), (1,))  # type: ignore[call-overload]
-        return _fake(mode, torch.as_strided(meta, list(sizes), list(strides), offset), x.device)
+        return fake_of(mode, torch.as_strided(meta, list(sizes), list(strides), offset), x.device)
 
 
-def _fake(mode: Any, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
+def fake_of(mode: Any, meta: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A fake of a meta tensor; torch's constructor, most of the time of a rule, makes the first of a mode and device."""
     from torch._subclasses.fake_tensor import FakeTensor
 

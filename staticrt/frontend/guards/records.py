@@ -85,8 +85,10 @@ class DictRecord(Compared):
                 kind.__setitem__(self.live, key, item)
 
     def entry(self) -> tuple[Any, ...]:
-        saved = {key: None if key in self.unkept else value for key, value in self.saved.items()}
-        return self.live, saved, self.is_attributes, dict(self.replaceable)
+        saved = self.saved
+        if self.unkept:
+            saved = {key: None if key in self.unkept else value for key, value in saved.items()}
+        return self.live, saved, self.is_attributes, self.replaceable
 
 
 class ListRecord(Compared):

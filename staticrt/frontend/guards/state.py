@@ -138,7 +138,8 @@ class Snapshot(Walk):
             records: list[Record] = []
             unread: list[Record] = []
             for record in self._all():
-                self._let_go(record, lists)
+                if self._weak.lead_to_any:
+                    self._let_go(record, lists)
                 is_guarded = (
                     is_reached(record) and not self._is_unread(record) and not self._is_of_owner(record)
                 )

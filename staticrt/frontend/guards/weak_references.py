@@ -37,6 +37,11 @@ class WeakReferences:
             self._weakly.add(id(value))
         return [(path, value)]
 
+    @property
+    def lead_to_any(self) -> bool:
+        """Whether `leads_to` says so of any object."""
+        return bool(self._weakly)
+
     def leads_to(self, value: Any) -> bool:
         """Whether a walk met an object behind a weak reference: its guard must not keep it alive."""
         return id(value) in self._weakly

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.traced_tensors import TracedTensors
+from staticrt.shapes.fake_results import fake_of
 from staticrt.shapes.size_env import SizeEnv
 
 aten = torch.ops.aten
@@ -167,6 +167,6 @@ class GraphInputs:
                 storage = self._storages[own._cdata] = torch.UntypedStorage(own.nbytes(), device="meta")  # type: ignore[no-untyped-call]
             meta = torch.empty(0, dtype=real.dtype, device="meta")
             meta.set_(storage, real.storage_offset(), real.shape, real.stride())
-            fake = FakeTensor(self._fake_mode, meta, real.device)
+            fake = fake_of(self._fake_mode, meta, real.device)
             # matmul folds or not, and so orders its result's strides, by what requires a gradient.
             return fake.requires_grad_(real.requires_grad)
