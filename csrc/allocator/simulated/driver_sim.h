@@ -222,7 +222,7 @@ class SimDriver final : public Driver {
                        CaptureError error = CaptureError::unsupported);
   // Breaks the capture that uses bytes of the range; ok if none does.
   Status keep_captured(Addr address, Bytes size_bytes, const char* what);
-  Status launch_graph(const SimGraph& graph, StreamId stream);
+  Status launch_graph(const std::shared_ptr<const SimGraph>& graph, StreamId stream);
   // Runs the work of an operator, unless its ranges are not mapped by then. Shared: copies of work are made.
   struct Checked {
     void run(const std::function<void()>& work) const;

@@ -161,29 +161,22 @@ Status SimDriver::graph_instantiate(GraphId graph, ExecId* exec) {
   return Status::Ok();
 }
 
-Status SimDriver::launch_graph(const SimGraph& graph, StreamId stream) {
+Status SimDriver::launch_graph(const std::shared_ptr<const SimGraph>& graph, StreamId stream) {
   if (SimGraph* outer = graph_of(stream)) return break_capture(*outer, "a launch on a captured stream");
-  if (const auto gone = graph.gone())
-    return misuse(detail::concat("launch of graph ", graph.id(), ", which holds work of sim:", *gone,
+  if (const auto gone = graph->gone())
+    return misuse(detail::concat("launch of graph ", graph->id(), ", which holds work of sim:", *gone,
                                  ", a device that has been destroyed; destroy the graph"));
-  // The work is copied into the launch's own list: the graph may be destroyed while it is pending.
-  streams_.enqueue(stream, [this, work = graph.work(), id = graph.id()] {
-    bool missing = false;
-    for (const SimGraph::Work& piece : work) {
-      if (piece.device.expired())
-        missing = true;
-      else
-        (*piece.run)();
-    }
-    if (missing)
+  // The launch keeps the graph's work: the program may destroy the graph while it is pending.
+  streams_.enqueue(stream, [this, graph, work = graph->work_of_launch()] {
+    if (!graph->run(work))
       oracle_.report(
-          detail::concat("replay: a launch of graph ", id,
+          detail::concat("replay: a launch of graph ", graph->id(),
                          " holds work of a device that was destroyed before it ran; synchronize it "
                          "first"));
   });
   if (config_.oracle)
     for (const auto& [index, device] : machine_->devices)
-      device->oracle_.launched(graph, user(stream),
+      device->oracle_.launched(*graph, user(stream),
                                [this, device](Addr address) { return &owner_of(address) == device; });
   run_if_eager();
   return Status::Ok();
@@ -195,14 +188,14 @@ Status SimDriver::graph_launch(ExecId exec, StreamId stream) {
   const auto it = execs_.find(raw(exec));
   if (it == execs_.end())
     return misuse(detail::concat("graph_launch of ", raw(exec), ": no such instantiated graph"));
-  return launch_graph(*it->second, stream);
+  return launch_graph(it->second, stream);
 }
 
 Status SimDriver::graph_launch(GraphId graph, StreamId stream) {
   const Lock lock(mutex_);
   std::shared_ptr<SimGraph> found;
   SRT_TRY(find_graph(graph, "launch", &found));
-  return launch_graph(*found, stream);
+  return launch_graph(found, stream);
 }
 
 Status SimDriver::exec_destroy(ExecId exec) {

@@ -14,10 +14,8 @@ void SimGraph::invalidate(const std::string& why) {
 SimGraph::Node SimGraph::add(DeviceStream stream, std::function<void()> work, EachLaunch each_launch) {
   Branch& branch = branches_.at(stream);
   const Node node = static_cast<Node>(nodes_.size());
-  SharedWork shared;
-  if (work) shared = std::make_shared<const std::function<void()>>(std::move(work));
-  if (shared) ++launched_work_;
-  nodes_.push_back({branch.frontier, stream.device, std::move(shared), std::move(each_launch)});
+  if (work) ++launched_work_;
+  nodes_.push_back({branch.frontier, stream.device, std::move(work), std::move(each_launch)});
   branch.frontier = {node};
   branch.clock.tick(branch.slot);
   return node;
@@ -138,17 +136,25 @@ std::vector<std::vector<SimGraph::Node>> SimGraph::edges() const {
   return edges;
 }
 
-std::vector<SimGraph::Work> SimGraph::work() const {
-  std::vector<Work> work;
-  work.reserve(nodes_.size());
-  for (const NodeData& node : nodes_) {
-    if (node.each_launch)
-      work.push_back(
-          {devices_.at(node.device), std::make_shared<const std::function<void()>>(node.each_launch())});
-    else if (node.work)
-      work.push_back({devices_.at(node.device), node.work});
-  }
+std::vector<std::function<void()>> SimGraph::work_of_launch() const {
+  std::vector<std::function<void()>> work;
+  for (const NodeData& node : nodes_)
+    if (node.each_launch) work.push_back(node.each_launch());
   return work;
+}
+
+bool SimGraph::run(const std::vector<std::function<void()>>& of_launch) const {
+  auto next = of_launch.begin();
+  bool complete = true;
+  for (const NodeData& node : nodes_) {
+    const std::function<void()>& work = node.each_launch ? *next++ : node.work;
+    if (!work) continue;
+    if (devices_.at(node.device).expired())
+      complete = false;
+    else
+      work();
+  }
+  return complete;
 }
 
 std::optional<int> SimGraph::gone() const {

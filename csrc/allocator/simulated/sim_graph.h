@@ -143,13 +143,11 @@ class SimGraph {
     std::erase_if(kept_, [&](const Kept& each) { return each.owner == owner; });
   }
   uint64_t launched_work() const { return launched_work_; }  // operators of one launch
-  // Of all nodes that have any, in the order of capture, for one launch.
-  using SharedWork = std::shared_ptr<const std::function<void()>>;
-  struct Work {
-    std::weak_ptr<const void> device;
-    SharedWork run;
-  };
-  std::vector<Work> work() const;
+  // The work of one launch that differs from that of others, in the order of capture.
+  std::vector<std::function<void()>> work_of_launch() const;
+  // Runs the work of all nodes in that order, but not of devices that have been destroyed; whether there was
+  // none.
+  bool run(const std::vector<std::function<void()>>& of_launch) const;
   // The first of its devices that has been destroyed.
   std::optional<int> gone() const;
 
@@ -162,7 +160,7 @@ class SimGraph {
   struct NodeData {
     std::vector<Node> before;
     int device = 0;
-    SharedWork work;  // may be null
+    std::function<void()> work;
     EachLaunch each_launch;
   };
   std::vector<bool> reached_from(const std::vector<Node>& nodes) const;
