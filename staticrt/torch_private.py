@@ -459,6 +459,12 @@ def gradient_slots(metadata: Any) -> list[tuple[str, int]]:
     return slots
 
 
+def have_gradients(metadata: Any, slots: Sequence[tuple[str, int]]) -> list[bool]:
+    """For each of `gradient_slots`, whether the backward graph takes that gradient."""
+    infos = {"input": metadata.input_info, "output": metadata.output_info}
+    return [kind == "base" or (kind in infos and infos[kind][i].requires_grad) for kind, i in slots]
+
+
 def written_inputs(metadata: Any) -> list[bool]:
     """For each input of a compiled region, whether it writes the data or metadata."""
     return [bool(info.mutates_data or info.mutates_metadata) for info in metadata.input_info]

@@ -18,6 +18,7 @@ import torch
 from staticrt import torch_private
 from staticrt.frontend.guards.process_state import AutocastState
 from staticrt.native import _C
+from staticrt.training.saved import SharedReads
 
 
 @dataclasses.dataclass
@@ -49,6 +50,7 @@ class Replay:
         graphs: the option; captured graphs must know which backwards are pending.
         refuses: why running the function again does not give second derivatives; "" if it does.
         is_cast: whether the thread's autocast state changes what the backward computes.
+        shared: which backwards read saved values that callers can write.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, unread: frozenset[int] = frozenset()) -> None:
@@ -58,10 +60,12 @@ class Replay:
         self._autocast = AutocastState()
         self._current = threading.local()
         self._slots: list[tuple[str, int]] = []
+        self._has_gradient: list[bool] = []
         self.written: list[bool] = []
         self.random = False
         self.graphs: Any = False  # the option
         self.is_cast: Callable[[], bool] = bool
+        self.shared: SharedReads | None = None
         self.refuses = ""  # why no run of the function would tell second derivatives
 
     def unneeded(self, count: int) -> tuple[int, ...]:
@@ -106,6 +110,7 @@ class Replay:
         """
         self._slots = torch_private.gradient_slots(cls.metadata)
         self.written = torch_private.written_inputs(cls.metadata)
+        self._has_gradient = torch_private.have_gradients(cls.metadata, self._slots)
         forward, backward = cls.forward, cls.backward
         if self.graphs is not False:
             from staticrt.graphs.compiled import new_pending
@@ -127,7 +132,7 @@ class Replay:
             if (
                 torch.is_grad_enabled()
                 or any(map(torch_private.is_wrapper, gradients))
-                or (self._runs_again(ctx) and self.is_cast())
+                or (self._runs_again(ctx) and (self.is_cast() or self._was_written(ctx, gradients)))
             ):
                 return self._differentiate(ctx, list(gradients))
             gradients[:] = map(_plain, gradients)  # in place: upstream lets what is boxed go as it is read
@@ -209,6 +214,21 @@ class Replay:
         """Whether the state that a call keeps is enough to run the region again."""
         call = ctx._staticrt_call
         return call is not None and len(call.inputs) == len(ctx.needs_input_grad)
+
+    def _was_written(self, ctx: Any, gradients: Sequence[Any]) -> bool:
+        """Whether something saved was written that this backward does not read, since some gradients are undefined.
+
+        Eager's nodes that saved it do not run; the one node of a region would raise.
+        """
+        if self.shared is None or all(value is not None for value in gradients):
+            return False
+        slots = [i for i, has_gradient in enumerate(self._has_gradient) if has_gradient]
+        if not self.shared.without([gradients[i] is None for i in slots]):
+            return False
+        try:
+            return not isinstance(ctx.saved_tensors, tuple)
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
 
     def _check_versions(self, call: RegionCall) -> None:
         for index, (value, version) in enumerate(zip(call.inputs, call.versions, strict=True)):

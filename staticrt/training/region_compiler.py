@@ -28,7 +28,7 @@ from staticrt.training.grad_modes import inference_result, view_without_history
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
-from staticrt.training.saved import lost_aliases, merged_inputs, shared_results
+from staticrt.training.saved import SharedReads, lost_aliases, merged_inputs, shared_results
 from staticrt.training.views_in_place import viewed_in_place, written_later
 
 log = logging.getLogger(__name__)
@@ -162,10 +162,12 @@ class RegionCompiler:
         forward, backward = safe_partition(
             joint, inputs, budget=self._options.activation_memory_budget, **keywords
         )
+        # AOTAutograd may change what it compiles.
+        pair = Pair(copied(forward), copied(backward), self._num_results)
+        self._replay.shared = SharedReads(pair.forward, pair.backward, self._num_results)
         if self._options.backward_node != "aot":
-            # AOTAutograd may change what it compiles.
-            self._pair = Pair(copied(forward), copied(backward), keywords["num_fwd_outputs"])
-            self._replay.is_cast = CastBackward(self._pair.backward, self._replay)
+            self._pair = pair
+            self._replay.is_cast = CastBackward(pair.backward, self._replay)
         return forward, backward
 
     def _compiler(self, role: str) -> Callable[..., Any]:

@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from staticrt import torch_private
 from staticrt.graphs.storage import like_bits
 from staticrt.ops import facts_of_call
+from staticrt.training.copied import copied
+from staticrt.training.undefined import without_gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +110,40 @@ def merged_inputs(inputs: Sequence[Any], metadata: Any) -> str:
     """
     is_merged = len(metadata.input_info) < len(inputs)
     return "it writes memory that several of its inputs share" if is_merged else ""
+
+
+class SharedReads:
+    """Which backwards of a region read saved values that its callers can write: inputs, results, views of either.
+
+    Args:
+        forward, backward: its graphs; the backward must not be changed afterwards.
+        num_results: the forward's outputs from this index on are saved.
+    """
+
+    def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, num_results: int) -> None:
+        self._backward = backward
+        outputs: Any = forward.graph.output_node().args[0]
+        owned = {_root(node) for node in outputs[:num_results] if isinstance(node, fx.Node)}
+        owned.update(forward.graph.find_nodes(op="placeholder"))
+        nodes = [node for node in outputs[num_results:] if isinstance(node, fx.Node)]
+        self._shared = {node.name for node in nodes if _root(node) in owned}
+        placeholders = backward.graph.find_nodes(op="placeholder")
+        self._tangents = [i for i, node in enumerate(placeholders) if torch_private.is_tangent(node)]
+        kept = {node.name for node in placeholders if not torch_private.is_tangent(node)}
+        self._is_known = kept == {node.name for node in nodes}
+        self._answers: dict[tuple[bool, ...], bool] = {}
+
+    def without(self, undefined: Sequence[bool]) -> bool:
+        """Whether a backward in which these gradients are undefined reads none of them."""
+        if not self._is_known or len(undefined) != len(self._tangents):
+            return False
+        key = tuple(undefined)
+        if key not in self._answers:
+            graph = copied(self._backward)
+            without_gradients(graph, [i for i, absent in zip(self._tangents, key, strict=True) if absent])
+            read = {node.name for node in graph.graph.find_nodes(op="placeholder") if node.users}
+            self._answers[key] = self._shared.isdisjoint(read)
+        return self._answers[key]
 
 
 def _root(node: fx.Node) -> fx.Node:

@@ -142,6 +142,17 @@ FOUND = {
         ),
         ("v23",),
     ),
+    "a result that is written after a number was computed from it": (
+        ("plain",),
+        (
+            "v1 = a0.view(-1)",
+            "v2 = v1[: int(a0.abs().sum()) % 3]",
+            "v1.add_(1)",
+            "v3 = a0 * 2",
+        ),
+        ("v3",),
+        True,
+    ),
     "inputs of one memory of which a part after a graph break writes one": (
         ("plain",),
         (

@@ -71,3 +71,25 @@ def test_a_write_to_a_result_is_noticed(compiler, function):
             results[0].mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss(results).backward()
+
+
+def _result_and_size(x):
+    a = x * 2
+    return a.view(-1), a, a.abs().sum()
+
+
+@pytest.mark.parametrize("node", ["auto", "aot"])
+@pytest.mark.parametrize("used", [0, 2])
+def test_a_written_result_is_an_error_only_if_the_backward_reads_it(node, used):
+    """Only `abs` saves what is written: its gradient raises, as in eager, the other one does not."""
+    compiled = torch.compile(_result_and_size, backend="staticrt", options={"backward_node": node})
+    found = []
+    for function in (_result_and_size, compiled, compiled):
+        x = torch.ones(4, requires_grad=True)
+        results = function(x)
+        results[1].add_(1)
+        try:
+            found.append(torch.autograd.grad(results[used].sum(), x)[0].tolist())
+        except RuntimeError as error:
+            found.append("modified by an inplace operation" in str(error))
+    assert found == [[[2.0] * 4] * 3, None, [True] * 3][used]
