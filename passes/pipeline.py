@@ -24,6 +24,7 @@ from staticrt.passes.functional import FunctionaliseInPlace
 from staticrt.passes.fuse_activations import FuseActivations
 from staticrt.passes.fuse_attention import FuseAttention
 from staticrt.passes.fuse_norms import FuseNorms
+from staticrt.passes.join_gradients import JoinGradients
 from staticrt.passes.merge_pieces import MergePieces
 from staticrt.passes.merge_sizes import MergeSizes
 from staticrt.passes.no_ops import RemoveNoOps
@@ -74,6 +75,7 @@ PIPELINE: tuple[tuple[Callable[[PipelineOptions], GraphPass], str], ...] = (
     (lambda o: MergeEqualCalls(), "equal values have equal arguments only after the passes above"),
     (lambda o: RemoveDeadCode(), "the passes below count the readers of a value"),
     (lambda o: SplitLosses(), "after equal calls were merged"),
+    (lambda o: JoinGradients(), "after equal calls were merged, and before sums are changed otherwise"),
     (lambda o: AccumulateProducts(), "on canonical views: sums of gradients lie next to their products"),
     (lambda o: FuseActivations(), "on graphs without no-op casts in between"),
     (lambda o: FuseNorms(), "as the one before and the next one"),
