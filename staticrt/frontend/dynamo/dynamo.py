@@ -19,7 +19,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import differences, in_place_views, interrupts, signs_of_zero
+from staticrt.frontend.dynamo import differences, in_place_views, interrupts, key_order, signs_of_zero
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
@@ -275,6 +275,7 @@ def _interruptible() -> Iterator[None]:
     _check_each_step()
     in_place_views.note_new_sizes()
     signs_of_zero.guard()
+    key_order.guard()
     with compile_lock:
         yield
 
