@@ -20,16 +20,20 @@ from staticrt.training.graph_split import draws, memory_of_value, writes
 
 
 def overlapping_writes(gm: fx.GraphModule) -> dict[str, str]:
-    """Nodes of a Dynamo graph that write a tensor and read another view of its memory: they run eagerly.
+    """Nodes of a Dynamo graph that write a tensor and read another view of its memory, or write windows: they run eagerly.
 
     Returns:
         Why, by their names.
     """
-    return {
-        node.name: "it reads the memory that it writes"
-        for node in gm.graph.nodes
-        if node.op in ("call_function", "call_method") and writes(node) and _reads_what_it_writes(node)
-    }
+    found = {}
+    for node in gm.graph.nodes:
+        if node.op not in ("call_function", "call_method") or not writes(node):
+            continue
+        if _reads_what_it_writes(node):
+            found[node.name] = "it reads the memory that it writes"
+        elif _writes_windows(node):
+            found[node.name] = "it writes a view that unfold() makes"
+    return found
 
 
 def draws_by_memory(gm: fx.GraphModule) -> dict[str, str]:
@@ -90,6 +94,17 @@ def _reads_what_it_writes(node: fx.Node) -> bool:
     return memory is not None and any(
         memory_of(other) == memory for other in others if not _is_written_back(node, other)
     )
+
+
+def _writes_windows(node: fx.Node) -> bool:
+    """Whether a node writes a view by `unfold`: AOTAutograd makes zeros of what lies between and behind its windows."""
+    view: fx.Node | None = next(iter(node.all_input_nodes), None)
+    memory = None if view is None else memory_of(view)
+    while view is not None and memory is not None:
+        if getattr(view.target, "__name__", view.target) == "unfold":
+            return True
+        view = next((each for each in view.all_input_nodes if memory_of(each) == memory), None)
+    return False
 
 
 def _is_written_back(node: fx.Node, value: fx.Node) -> bool:

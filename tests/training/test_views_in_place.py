@@ -1,4 +1,4 @@
-"""Views that operators such as `squeeze_` change in place: later writes and their gradients are eager's."""
+"""Writes to views that operators such as `squeeze_` change in place, and to windows: values and gradients are eager's."""
 
 import pytest
 import torch
@@ -21,6 +21,12 @@ def _written_base(x):
     return base * 1, view * 1
 
 
+def _written_windows(x):
+    base = torch.cat([x.reshape(-1) * 1, x[0, 0, 0, :1]])
+    base.unfold(0, 2, 2).mul_(2)
+    return base
+
+
 def _gets_gradients(x):
     base = torch.zeros(1, 2, 1, 2)
     base[0:].squeeze_().add_(x.reshape(2, 2))
@@ -28,7 +34,7 @@ def _gets_gradients(x):
 
 
 @each_compiler_for_gradients
-@pytest.mark.parametrize("function", [_written_view, _written_base, _gets_gradients])
+@pytest.mark.parametrize("function", [_written_view, _written_base, _written_windows, _gets_gradients])
 def test_a_write_after_a_view_changed_in_place(function, compiler):
     torch.compiler.reset()
 
