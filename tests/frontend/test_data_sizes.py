@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import staticrt
+from staticrt.frontend.tracing.sizing import Sizing
 
 LENGTHS = [(3, 3), (3, 3), (1, 4), (4, 1), (2, 2), (1, 1), (0, 1), (5, 5)]
 
@@ -86,3 +88,19 @@ def test_a_mask_of_positions_reads_and_writes_rows():
     explanation = compiled.explain()
     assert not explanation.eager
     assert not explanation.notes
+
+
+@torch.no_grad()
+def test_text_of_a_size_of_torchs_symbols(monkeypatch):
+    """Torch's symbols keep the name of a size whose value is guarded where the equation cannot be solved."""
+    monkeypatch.setattr(Sizing, "first", staticmethod(lambda dynamic, shape_env: Sizing.SHAPE_ENV))
+
+    def function(x):
+        rows = F.max_pool2d(x, 3, 4, 1).shape[2]
+        return x * len(f"{rows} rows")
+
+    compiled = staticrt.compile(function, fullgraph=True)
+    for size in (20, 21, 60, 20):
+        x = torch.randn(1, 1, size, 5)
+        assert torch.equal(compiled(x), function(x))
+    assert compiled.explain().eager == ()

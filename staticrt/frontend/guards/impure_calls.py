@@ -307,8 +307,11 @@ class Watcher:
         """Model code makes text of a number: from here on it is a constant of the trace."""
         if isinstance(number, torch.SymInt):
             value = number.node.guard_int("", 0)
-            if number.node._graph_repr() != str(value):  # the text would name a symbol that data decides
-                self._note("makes text of a number that data decides", frame)
+            if number.node._graph_repr() == str(value):
+                return
+            if number.node.hint is not None:  # torch's symbols may keep the name of a size that is guarded
+                self._need_constants(None)
+            self._note("makes text of a number that data decides", frame)
         else:
             self._need_constants(None)
 
