@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from staticrt import tuning
 from staticrt.errors import TraceError
@@ -332,8 +331,9 @@ class Executor:
             return split()
         if state.trials is None:
             state.trials = StepTrials(not self.options.deterministic)
-        leaves = pytree.tree_leaves((args, kwargs))
-        return state.trials.run(leaves, split, partial(self._run_eagerly, args, kwargs, state.failure))
+        return state.trials.run(
+            Call.of(args, kwargs).leaves, split, partial(self._run_eagerly, args, kwargs, state.failure)
+        )
 
     def _train_stage(self, progress: Progress) -> Outcome:
         progress.result = self._train(progress.call.args, progress.call.kwargs)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch._tensor_str import PRINT_OPTS
 from torch.fx.experimental import _config
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
@@ -64,6 +65,7 @@ class ThreadState:
         self._depth = compiling.depth()
         self._dynamo = eval_frame.get_eval_frame_callback()
         self._oblivious = _config.backed_size_oblivious  # type: ignore[attr-defined]
+        self._print_options = dict(vars(PRINT_OPTS))  # which torch's errors about fakes change for a moment
         self._budget = budget.state()
         self._locks = locks.owned()
 
@@ -94,5 +96,6 @@ class ThreadState:
             eval_frame.set_eval_frame(self._dynamo)
         if _config.backed_size_oblivious is not self._oblivious:  # type: ignore[attr-defined]
             _config.backed_size_oblivious = self._oblivious  # type: ignore[attr-defined]
+        vars(PRINT_OPTS).update(self._print_options)
         budget.put_back(self._budget)
         locks.release_all_but(self._locks)

@@ -77,12 +77,14 @@ def test_a_thread_gets_its_state_back():
             compiling.depth(),
             budget.state(),
             patches.lock._is_owned(),
+            str(torch._tensor_str.PRINT_OPTS),
         )
 
     before, expected = ThreadState(), seen()
     contexts = (
         *(torch.no_grad(), torch.autocast("cpu"), FakeTensorMode()),
         *(compiling.dynamo_compiles(), budget.account(5.0), budget.charged(0.5), patches.lock),
+        torch._tensor_str.printoptions(threshold=0),
     )
     for context in contexts:
         context.__enter__()
