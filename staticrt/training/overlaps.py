@@ -98,12 +98,15 @@ def _reads_what_it_writes(node: fx.Node) -> bool:
 
 def _writes_windows(node: fx.Node) -> bool:
     """Whether a node writes a view by `unfold`: AOTAutograd makes zeros of what lies between and behind its windows."""
-    view: fx.Node | None = next(iter(node.all_input_nodes), None)
-    memory = None if view is None else memory_of(view)
-    while view is not None and memory is not None:
+    view = next(iter(node.all_input_nodes), node)
+    memory = memory_of(view)
+    while memory is not None:
+        base = next((each for each in view.all_input_nodes if memory_of(each) == memory), None)
+        if base is None:  # also of torch.nn.functional.unfold, which copies
+            return False
         if getattr(view.target, "__name__", view.target) == "unfold":
             return True
-        view = next((each for each in view.all_input_nodes if memory_of(each) == memory), None)
+        view = base
     return False
 
 
