@@ -200,6 +200,30 @@ TEST(chain_output_may_take_the_bytes_of_an_operand) {
   }
 }
 
+TEST(chain_of_narrow_integers_is_declined) {
+  const auto is_prepared = [](const std::string& op, std::vector<at::ScalarType> dtypes, at::ScalarType out) {
+    ChainRequest request;
+    request.sizes = {4};
+    std::vector<ChainArg> args;
+    for (const at::ScalarType dtype : dtypes) {
+      ChainArg& arg = args.emplace_back();
+      arg.kind = ChainArg::Kind::kTensor;
+      arg.tensor.meta = meta_of(at::empty({4}, dtype));
+      arg.tensor.where = {static_cast<uint32_t>(args.size() - 1), 0};
+    }
+    request.nodes.push_back(
+        {op, args, meta_of(at::empty({4}, out)), Operand{static_cast<uint32_t>(args.size()), 0}});
+    return prepare_chain(request).has_value();
+  };
+  for (const at::ScalarType dtype : {at::kByte, at::kChar, at::kShort, at::kInt}) {
+    EXPECT(!is_prepared("aten::maximum", {dtype, dtype}, dtype));
+    EXPECT(!is_prepared("aten::eq.Tensor", {dtype, dtype}, at::kBool));
+    EXPECT(is_prepared("aten::where.self", {at::kBool, dtype, dtype}, dtype));
+    EXPECT(is_prepared("aten::maximum", {dtype, at::kFloat}, at::kFloat));
+  }
+  EXPECT(is_prepared("aten::maximum", {at::kLong, at::kLong}, at::kLong));
+}
+
 TEST(chain_is_declined_when_too_long_or_unknown) {
   ChainRequest request;
   request.sizes = {4};
