@@ -74,12 +74,15 @@ class CostTrials:
     def run(
         self, leaves: Sequence[Any], split: Callable[[], tuple[Any, bool]], eager: Callable[[str, bool], Any]
     ) -> tuple[Any, bool]:
-        """The result of a call with these flat arguments, and whether it is one of which Dynamo could have compiled a part.
+        """Run a call one way, and note its time.
 
         Args:
             leaves: flat arguments.
-            split: gives the result, and whether any of it ran compiled.
-            eager: gives the result, for the reason, and for whether such calls will run eagerly from now on.
+            split: runs the call split; returns its result, and whether any of it ran compiled.
+            eager: runs the call eagerly; called with the reason, and with whether such calls run eagerly from now on.
+
+        Returns:
+            The result, and False where Dynamo found nothing to compile.
         """
         way, trial = self.way(leaves)
         begin = time.perf_counter_ns()

@@ -18,6 +18,7 @@ import torch
 from staticrt import torch_private
 from staticrt.frontend.guards.process_state import AutocastState
 from staticrt.native import _C
+from staticrt.training.region_metadata import gradient_slots, have_gradients, written_inputs
 from staticrt.training.saved import SharedReads
 
 
@@ -108,9 +109,9 @@ class Replay:
         Args:
             cls: the class that `torch_private.aot_compile` found.
         """
-        self._slots = torch_private.gradient_slots(cls.metadata)
-        self.written = torch_private.written_inputs(cls.metadata)
-        self._has_gradient = torch_private.have_gradients(cls.metadata, self._slots)
+        self._slots = gradient_slots(cls.metadata)
+        self.written = written_inputs(cls.metadata)
+        self._has_gradient = have_gradients(cls.metadata, self._slots)
         forward, backward = cls.forward, cls.backward
         if self.graphs is not False:
             from staticrt.graphs.compiled import new_pending

@@ -28,6 +28,7 @@ from staticrt.training.grad_modes import inference_result, view_without_history
 from staticrt.training.native_node import NotNative, Pair, gate, make_native_node
 from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
+from staticrt.training.region_metadata import written_inputs
 from staticrt.training.saved import SharedReads, lost_aliases, merged_inputs, shared_results
 from staticrt.training.views_in_place import viewed_in_place, written_later
 
@@ -108,7 +109,7 @@ class RegionCompiler:
         ):
             raise Unfaithful(lost)
         if cls is not None:
-            written = torch_private.written_inputs(cls.metadata)
+            written = written_inputs(cls.metadata)
             self.written = frozenset(i for i, is_written in enumerate(written) if is_written)
             self._replay.attach(cls)
             if self._options.backward_node != "aot":
