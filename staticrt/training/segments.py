@@ -35,7 +35,7 @@ class Segment:
             gradient per input of the region (None in other segments), then values for the next segment.
         saved: which of the values saved for the whole backward it takes.
         num_incoming: inputs that are not saved.
-        inputs: inputs of the region whose gradients it computes, in eager's order.
+        inputs: inputs of the region whose gradients it computes, in eager's order; of the last segment, as of `_pushed`.
         leads: of a later segment, for each value of earlier ones, the inputs whose gradients depend on it.
     """
 
@@ -64,7 +64,35 @@ def whole(backward: fx.GraphModule) -> Segment:
     placeholders = backward.graph.find_nodes(op="placeholder")
     incoming = sum(map(torch_private.is_tangent, placeholders))
     gradients: Any = backward.graph.output_node().args[0]
-    return Segment(backward, range(len(placeholders) - incoming), incoming, range(len(gradients)))
+    place = {node: i for i, node in enumerate(backward.graph.nodes)}
+    none = [i for i, gradient in enumerate(gradients) if gradient is None]
+    given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    inputs = none + _pushed(sorted(given, key=lambda i: place[gradients[i]]))
+    return Segment(backward, range(len(placeholders) - incoming), incoming, inputs)
+
+
+def _pushed(leaves: Sequence[int]) -> list[int]:
+    """The order in which leaves must be handed to autograd's engine so that it accumulates their gradients as given.
+
+    Eager accumulates each gradient once it is computed, and one node returns all gradients at once. The engine keeps leaves,
+    which all have one priority, in a `std::priority_queue`; this follows the heap of libstdc++. Where other nodes are
+    ready too, hooks of several parameters may run in another order.
+    """
+    heap = list(range(len(leaves)))
+    pushed = list(leaves)
+    for leaf in leaves:
+        pushed[heap[0]] = leaf
+        last = heap.pop()
+        hole = 0
+        while (child := 2 * hole + 2) <= len(
+            heap
+        ):  # the right child, or the left one where there is no other
+            child -= child == len(heap)
+            heap[hole] = heap[child]
+            hole = child
+        if heap:
+            heap[hole] = last
+    return pushed
 
 
 def cut(backward: fx.GraphModule, buckets: Buckets) -> list[Segment]:
@@ -86,6 +114,7 @@ def cut(backward: fx.GraphModule, buckets: Buckets) -> list[Segment]:
             return [whole(backward)]
         found.append(graph.segment(begin, end, saved, incoming, outgoing))
         outgoing = incoming
+    found[0] = dataclasses.replace(found[0], inputs=_pushed(found[0].inputs))  # the last
     return found[::-1]
 
 

@@ -268,3 +268,54 @@ def test_gradients_of_two_leaves_share_no_memory(options):
         fast(*leaves).sum().backward()
         f(*expected).sum().backward()
     torch.testing.assert_close([x.grad for x in leaves], [x.grad for x in expected])
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.scale, self.norm = nn.Parameter(torch.tensor(2.0)), nn.LayerNorm(8)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        return hidden * self.scale + self.norm(self.second(hidden).tanh()) + x
+
+
+@each_compiler
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+        Residual,
+    ],
+)
+def test_gradients_of_parameters_are_accumulated_in_eagers_order(compiler, make):
+    model = make()
+    order = []
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _p, name=name: order.append(name))
+    x = torch.randn(2, 3, 8)
+    model(x).square().sum().backward()
+    expected = list(order)
+    fast = compiler(model)
+    for _call in range(2):
+        order.clear()
+        fast(x).square().sum().backward()
+        assert order == expected
+
+
+@each_compiler
+def test_a_hook_that_raises_leaves_the_gradients_that_eager_leaves(compiler):
+    def stop(_grad):
+        raise ValueError("stop")
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    model[2].weight.register_hook(stop)
+    left = []
+    for run in (model, compiler(model)):
+        model.zero_grad()
+        with pytest.raises(ValueError, match="stop"):
+            run(torch.ones(2, 8)).sum().backward()
+        left.append([name for name, parameter in model.named_parameters() if parameter.grad is not None])
+    assert left == [["2.bias"]] * 2
