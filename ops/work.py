@@ -115,60 +115,14 @@ _COUNTS: dict[str, Callable[[Shapes, Shapes, Constants], int]] = {
 }
 
 # They move bytes and compute nothing.
-_MOVES = frozenset(
-    [
-        "cat",
-        "stack",
-        "clone",
-        "copy",
-        "copy_",
-        "contiguous",
-        "_to_copy",
-        "embedding",
-        "gather",
-        "index",
-        "index_select",
-        "slice_scatter",
-        "select_scatter",
-        "scatter",
-        "where",
-        "pad",
-        "constant_pad_nd",
-        "repeat",
-        "expand",
-        "view",
-        "reshape",
-        "permute",
-        "transpose",
-        "t",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "split",
-        "chunk",
-        "unbind",
-        "narrow",
-        "flatten",
-        "flip",
-        "roll",
-        "fill",
-        "zeros",
-        "ones",
-        "full",
-        "empty",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "arange",
-        "to",
-        "detach",
-        "alias",
-        "lift_fresh_copy",
-        "masked_fill",
-    ]
-)
+_MOVES = frozenset([
+    "cat", "stack", "clone", "copy", "copy_", "contiguous", "_to_copy", "embedding", "gather", "index",
+    "index_select", "slice_scatter", "select_scatter", "scatter", "where", "pad", "constant_pad_nd", "repeat",
+    "expand", "view", "reshape", "permute", "transpose", "t", "slice", "select", "unsqueeze", "squeeze",
+    "split", "chunk", "unbind", "narrow", "flatten", "flip", "roll", "fill", "zeros", "ones", "full", "empty",
+    "zeros_like", "ones_like", "full_like", "empty_like", "arange", "to", "detach", "alias",
+    "lift_fresh_copy", "masked_fill",
+])  # fmt: skip
 
 # They read only rows of their first tensor: as much of it as they write.
 _ROW_READERS = frozenset(("embedding", "index_select", "gather", "embedding_bag", "_embedding_bag", "index"))

@@ -6,12 +6,6 @@ from staticrt.passes.base import GraphPass, PassResult, register_pass, registere
 from staticrt.passes.pipeline import PipelineOptions, PipelineReport, default_passes, run_pipeline
 
 __all__ = [
-    "GraphPass",
-    "PassResult",
-    "PipelineOptions",
-    "PipelineReport",
-    "default_passes",
-    "register_pass",
-    "registered_passes",
-    "run_pipeline",
-]
+    "GraphPass", "PassResult", "PipelineOptions", "PipelineReport", "default_passes", "register_pass",
+    "registered_passes", "run_pipeline",
+]  # fmt: skip

@@ -20,18 +20,11 @@ from staticrt.passes.effects import argument, may_keep_arguments, node_facts, wr
 
 aten = torch.ops.aten
 # Operators that read a storage outside the elements of their argument, or that return the storage offset.
-READ_PLACES = frozenset(
-    {
-        aten.as_strided.default,
-        aten.as_strided_copy.default,
-        aten.as_strided_scatter.default,
-        aten.sym_storage_offset.default,
-        aten.view_as_complex.default,
-        aten.view_as_complex_copy.default,
-        aten.view.dtype,
-        aten.view_copy.dtype,
-    }
-)
+READ_PLACES = frozenset({
+    aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default,
+    aten.sym_storage_offset.default, aten.view_as_complex.default, aten.view_as_complex_copy.default,
+    aten.view.dtype, aten.view_copy.dtype,
+})  # fmt: skip
 
 
 class AliasInfo:

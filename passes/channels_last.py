@@ -35,32 +35,17 @@ POOLS = frozenset(
         aten._adaptive_avg_pool2d.default,
     }
 )
-UPSAMPLING = frozenset(
-    {
-        aten.upsample_nearest2d.default,
-        aten.upsample_nearest2d.vec,
-        aten._upsample_nearest_exact2d.default,
-        aten._upsample_nearest_exact2d.vec,
-        aten.upsample_bilinear2d.default,
-        aten.upsample_bilinear2d.vec,
-    }
-)
+UPSAMPLING = frozenset({
+    aten.upsample_nearest2d.default, aten.upsample_nearest2d.vec, aten._upsample_nearest_exact2d.default,
+    aten._upsample_nearest_exact2d.vec, aten.upsample_bilinear2d.default, aten.upsample_bilinear2d.vec,
+})  # fmt: skip
 SELECT = aten.index_select.default
 CARRIERS = POOLS | UPSAMPLING | {aten.cat.default}
 # Operators whose result may have the same strides for every input layout; the fake result decides.
-INDIFFERENT = frozenset(
-    {
-        aten.mean.dim,
-        aten.sum.dim_IntList,
-        aten.amax.default,
-        aten.view.default,
-        aten.reshape.default,
-        aten.squeeze.dims,
-        aten.flatten.using_ints,
-        aten.layer_norm.default,
-        aten.linear.default,
-    }
-)
+INDIFFERENT = frozenset({
+    aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.view.default, aten.reshape.default,
+    aten.squeeze.dims, aten.flatten.using_ints, aten.layer_norm.default, aten.linear.default,
+})  # fmt: skip
 
 
 @register_pass

@@ -23,32 +23,11 @@ from staticrt.passes.symbols import known_equal, known_equal_all, same_meta, sam
 aten = torch.ops.aten
 
 # If the metadata stays the same, the results equal the argument: these only copy or change metadata.
-COPIES = frozenset(
-    getattr(aten, name)
-    for name in [
-        "clone",
-        "_to_copy",
-        "to",
-        "contiguous",
-        "reshape",
-        "reshape_as",
-        "flatten",
-        "ravel",
-        "lift_fresh_copy",
-        "resolve_conj",
-        "resolve_neg",
-        "positive",
-        "type_as",
-        "expand_copy",
-        "alias_copy",
-        "detach_copy",
-        "view_copy",
-        "_reshape_copy",
-        "_unsafe_view",
-        "cpu",
-        "unflatten",
-    ]
-)
+COPIES = frozenset(getattr(aten, name) for name in [
+    "clone", "_to_copy", "to", "contiguous", "reshape", "reshape_as", "flatten", "ravel", "lift_fresh_copy",
+    "resolve_conj", "resolve_neg", "positive", "type_as", "expand_copy", "alias_copy", "detach_copy",
+    "view_copy", "_reshape_copy", "_unsafe_view", "cpu", "unflatten",
+])  # fmt: skip
 # They stop gradients, so removing them would change derivatives.
 STOPS_GRADIENTS = frozenset({aten.detach, aten.detach_copy, aten.alias_copy, aten.data})
 

@@ -226,20 +226,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
 )
 _RUNTIME = (
-    "passes",
-    "prepared",
-    "max_prepared",
-    "out_variants",
-    "optimize_memory",
-    "cleanup_activations",
-    "manage_outputs",
-    "deterministic",
-    "poison",
-    "verify",
-    "inter_op_threads",
-    "weight_memory",
-    "plan_graphs",
-)
+    "passes", "prepared", "max_prepared", "out_variants", "optimize_memory", "cleanup_activations",
+    "manage_outputs", "deterministic", "poison", "verify", "inter_op_threads", "weight_memory", "plan_graphs",
+)  # fmt: skip
 _BY_NAME = {option.name: option for option in OPTIONS}
 
 

@@ -234,14 +234,10 @@ grad_layouts_are_enforced: Callable[[], bool] = getattr(
 def settings_of_torch() -> tuple[Callable[[], Any], ...]:
     """C functions without arguments whose answers decide no result of an operator, so only a model that asks depends on them."""
     names = (
-        *("_is_multithreading_enabled", "_is_fwd_grad_enabled", "_is_view_replay_enabled", "_get_warnAlways"),
-        *(
-            "_is_grad_layout_enforcement_enabled",
-            "_get_autograd_fallback_mode",
-            "_get_graph_executor_optimize",
-        ),
+        "_is_multithreading_enabled", "_is_fwd_grad_enabled", "_is_view_replay_enabled", "_get_warnAlways",
+        "_is_grad_layout_enforcement_enabled", "_get_autograd_fallback_mode", "_get_graph_executor_optimize",
         "_debug_only_are_vmap_fallback_warnings_enabled",
-    )
+    )  # fmt: skip
     found = [getattr(torch._C, name) for name in names if hasattr(torch._C, name)]
     return (*found, torch.get_num_interop_threads, _autograd._profiler_enabled)
 

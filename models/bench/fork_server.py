@@ -25,15 +25,9 @@ from typing import Any
 
 # Modules that some peers import at their first use. Importing them here keeps that time out of all measurements.
 PRELOAD = (
-    "torch",
-    "torch.export._trace",
-    "torch._dynamo",
-    "torch._functorch.aot_autograd",
-    "torch._higher_order_ops",
-    "torch.onnx",
-    "staticrt.models.zoo",
-    "staticrt.models.bench.worker",
-)
+    "torch", "torch.export._trace", "torch._dynamo", "torch._functorch.aot_autograd",
+    "torch._higher_order_ops", "torch.onnx", "staticrt.models.zoo", "staticrt.models.bench.worker",
+)  # fmt: skip
 
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

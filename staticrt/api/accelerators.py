@@ -20,13 +20,8 @@ from staticrt.lowering.accelerators import (
 from staticrt.lowering.accelerators.reference import Reference
 
 __all__ = [
-    "Accelerator",
-    "available",
-    "check_name",
-    "find",
-    "register_accelerator",
-    "unregister_accelerator",
-]
+    "Accelerator", "available", "check_name", "find", "register_accelerator", "unregister_accelerator",
+]  # fmt: skip
 
 
 def _tensorrt() -> Accelerator:

@@ -24,15 +24,9 @@ from staticrt.tools.report.inspection import Tools
 _TENSOR, _INT, _LITERAL = range(3)
 _MOST_TO_PREPARE = 64  # calls that `swap_weights` prepares again
 _OPTIONS = (
-    "prepared",
-    "max_prepared",
-    "out_variants",
-    "optimize_memory",
-    "deterministic",
-    "weight_memory",
-    "poison",
+    "prepared", "max_prepared", "out_variants", "optimize_memory", "deterministic", "weight_memory", "poison",
     "verify",
-)
+)  # fmt: skip
 
 
 def load(

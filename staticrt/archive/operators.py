@@ -21,23 +21,11 @@ _PYTHON = frozenset(
         for name in ["float", "int", "ite", "max", "min", "not", "sqrt", "sum", "fresh_size"]
     ]
 )
-_HIGHER_ORDER = frozenset(
-    [
-        "cond",
-        "while_loop",
-        "scan",
-        "associative_scan",
-        "map",
-        "map_impl",
-        "wrap_with_set_grad_enabled",
-        "wrap_with_autocast",
-        "invoke_subgraph",
-        "auto_functionalized",
-        "auto_functionalized_v2",
-        "flex_attention",
-        "with_effects",
-    ]
-)
+_HIGHER_ORDER = frozenset([
+    "cond", "while_loop", "scan", "associative_scan", "map", "map_impl", "wrap_with_set_grad_enabled",
+    "wrap_with_autocast", "invoke_subgraph", "auto_functionalized", "auto_functionalized_v2",
+    "flex_attention", "with_effects",
+])  # fmt: skip
 
 
 def refusal(target: str, allowed: Sequence[str] = ()) -> str:

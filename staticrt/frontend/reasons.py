@@ -37,13 +37,9 @@ _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _OF_SIZES = ("site-packages/sympy", "site-packages/mpmath")
 # Installed packages that run beneath models: symbolic sizes, arrays, pytrees.
 _INFRASTRUCTURE = (
-    *_OF_SIZES,
-    "site-packages/numpy",
-    "site-packages/functorch",
-    "site-packages/optree",
-    "site-packages/_pytest",
-    "site-packages/pluggy",
-)
+    *_OF_SIZES, "site-packages/numpy", "site-packages/functorch", "site-packages/optree",
+    "site-packages/_pytest", "site-packages/pluggy",
+)  # fmt: skip
 BROADCASTS = "data decides whether a size is broadcast"
 SETS_DATA = "the model sets a tensor's .data"
 NESTS = "nn.TransformerEncoder makes a nested tensor of a padded batch; enable_nested_tensor=False compiles"

@@ -33,16 +33,10 @@ from staticrt.graphs.protocol import (
 from staticrt.native import _C
 
 _PRIVATE_NAMES = (
-    "_cuda_beginAllocateCurrentThreadToPool",
-    "_cuda_endAllocateToPool",
-    "_cuda_releasePool",
-    "_cuda_getCheckpointState",
-    "_cuda_setCheckpointPoolState",
-    "_cuda_checkPoolLiveAllocations",
-    "_cuda_clearCublasWorkspaces",
-    "_cuda_cudaCachingAllocator_raw_delete",
-    "_has_Standard_Deleter",
-)
+    "_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
+    "_cuda_getCheckpointState", "_cuda_setCheckpointPoolState", "_cuda_checkPoolLiveAllocations",
+    "_cuda_clearCublasWorkspaces", "_cuda_cudaCachingAllocator_raw_delete", "_has_Standard_Deleter",
+)  # fmt: skip
 
 
 def missing_names() -> list[str]:

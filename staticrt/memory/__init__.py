@@ -27,27 +27,10 @@ from staticrt.memory.simulated_torch import simulated
 from staticrt.native import _C
 
 __all__ = [
-    "Device",
-    "Pool",
-    "SharedTensor",
-    "can_access",
-    "device",
-    "dump_snapshot",
-    "empty_cache",
-    "enable_peer_access",
-    "has_access",
-    "open_shared",
-    "pool",
-    "record_history",
-    "reset_accumulated",
-    "reset_peak",
-    "set_limit",
-    "set_metadata",
-    "share",
-    "simulated",
-    "snapshot",
-    "stats",
-]
+    "Device", "Pool", "SharedTensor", "can_access", "device", "dump_snapshot", "empty_cache",
+    "enable_peer_access", "has_access", "open_shared", "pool", "record_history", "reset_accumulated",
+    "reset_peak", "set_limit", "set_metadata", "share", "simulated", "snapshot", "stats",
+]  # fmt: skip
 
 
 def stats(device: DeviceLike = None, pool: PoolLike = None) -> dict[str, int]:

@@ -19,16 +19,9 @@ PoolLike = Pool | tuple[int, int] | None
 # Left out of the stacks that a history records.
 _OWN_FILES = ("__init__.py", "devices.py", "simulated_device.py")
 ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
-)
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+    "segment_unmap", "snapshot", "oom",
+)  # fmt: skip
 
 
 # Device types of torch that came later, by name: what makes their devices. -1 is the current one.

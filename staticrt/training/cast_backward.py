@@ -18,15 +18,11 @@ from staticrt.training.double_backward import Replay
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 # Operators that autocast runs in its own dtype, and those that it runs in the widest dtype of their arguments. It runs
 # the other operators that it lists in float32.
-_IN_LOW_PRECISION = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("mm", "mv", "bmm", "matmul", "linear", "addmm", "addmv", "addr", "addbmm", "baddbmm", "prelu"),
-        *("einsum", "chain_matmul", "linalg_multi_dot", "linalg_vecdot", "scaled_dot_product_attention"),
-        *("conv1d", "conv2d", "conv3d", "_convolution", "conv_tbc"),
-        *("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
-    )
-)
+_IN_LOW_PRECISION = frozenset(f"aten::{name}" for name in (
+    "mm", "mv", "bmm", "matmul", "linear", "addmm", "addmv", "addr", "addbmm", "baddbmm", "prelu", "einsum",
+    "chain_matmul", "linalg_multi_dot", "linalg_vecdot", "scaled_dot_product_attention", "conv1d", "conv2d",
+    "conv3d", "_convolution", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+))  # fmt: skip
 _IN_WIDEST = frozenset({"aten::cat", "aten::stack", "aten::index_copy"})
 
 

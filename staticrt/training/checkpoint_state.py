@@ -27,13 +27,8 @@ _ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.
 _KNOWN = ("torch", "staticrt", "numpy", "builtins")  # modules in which functions read no state
 # Attributes of every module that a call of it does not read.
 _OF_TORCH = frozenset(vars(torch.nn.Module())) - {
-    "training",
-    "_modules",
-    "_parameters",
-    "_buffers",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-}
+    "training", "_modules", "_parameters", "_buffers", "_forward_hooks", "_forward_pre_hooks",
+}  # fmt: skip
 
 
 class _Identity(int):

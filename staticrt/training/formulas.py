@@ -36,18 +36,8 @@ _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, CustomOpDef)
 _SAVED = (torch.Tensor, torch.SymInt, int, float, complex, str, torch.dtype, torch.device, type(None))
 # Attributes by which torch tells or changes its own state.
 _ASK = (
-    "get_",
-    "set_",
-    "is_",
-    "_get",
-    "_set",
-    "_is",
-    "seed",
-    "initial_seed",
-    "manual_seed",
-    "backends",
-    "random",
-)
+    "get_", "set_", "is_", "_get", "_set", "_is", "seed", "initial_seed", "manual_seed", "backends", "random",
+)  # fmt: skip
 # What resolves lazy conjugates and negatives, where an operator does not take them.
 _RESOLVE = frozenset({aten.conj_physical.default, aten.neg.default, aten.clone.default})
 

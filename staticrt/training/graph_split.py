@@ -248,16 +248,8 @@ def writes(node: fx.Node) -> bool:
 
 # Functions that draw random numbers have one of these in their names.
 _RANDOM_NAMES = (
-    "rand",
-    "dropout",
-    "bernoulli",
-    "normal",
-    "multinomial",
-    "poisson",
-    "exponential",
-    "uniform",
-    "rrelu",
-)
+    "rand", "dropout", "bernoulli", "normal", "multinomial", "poisson", "exponential", "uniform", "rrelu",
+)  # fmt: skip
 
 
 def draws(node: fx.Node) -> bool:

@@ -30,20 +30,11 @@ from staticrt.training.eager_nodes import saving_nodes
 
 # Names in model code that indicate hooks, gradients computed in the forward, or reads of an argument's autograd state,
 # which differs in the recorded run, where arguments are leaves.
-_REFUSED_NAMES = frozenset(
-    {
-        *("is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad", "is_inference"),
-        "backward",
-        "grad",
-        "register_hook",
-        "register_multi_grad_hook",
-        "register_post_accumulate_grad_hook",
-        "register_prehook",
-        "retain_grad",
-        "saved_tensors_hooks",
-        "set_materialize_grads",
-    }
-)
+_REFUSED_NAMES = frozenset({
+    "is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad", "is_inference",
+    "backward", "grad", "register_hook", "register_multi_grad_hook", "register_post_accumulate_grad_hook",
+    "register_prehook", "retain_grad", "saved_tensors_hooks", "set_materialize_grads",
+})  # fmt: skip
 
 
 class Backward:

@@ -27,17 +27,9 @@ def _eager(module: nn.Module, _arguments: tuple[Tensor, ...], _threads: int) -> 
 EAGER = Peer("eager", _eager)  # against itself: shows how far ratios scatter
 
 PEERS: tuple[Peer, ...] = (
-    EAGER,
-    TORCHSCRIPT,
-    STATIC_RUNTIME,
-    INDUCTOR,
-    INDUCTOR_MAX,
-    AOT_INDUCTOR,
-    ONNX_RUNTIME,
-    OPENVINO,
-    STATICRT,
-    STATICRT_PACKED,
-)
+    EAGER, TORCHSCRIPT, STATIC_RUNTIME, INDUCTOR, INDUCTOR_MAX, AOT_INDUCTOR, ONNX_RUNTIME, OPENVINO,
+    STATICRT, STATICRT_PACKED,
+)  # fmt: skip
 _BY_NAME = {peer.name: peer for peer in PEERS}
 
 

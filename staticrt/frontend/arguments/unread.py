@@ -19,13 +19,10 @@ from staticrt.native import _C
 
 KIND = "unread"  # of a structure
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "staticrt"})
-_OF_ANY_OBJECT = frozenset(
-    f"__{name}__"
-    for name in (
-        *("class", "doc", "module", "new", "init", "del", "dict", "slots"),
-        *("init_subclass", "subclasshook", "weakref", "getattribute"),
-    )
-)
+_OF_ANY_OBJECT = frozenset(f"__{name}__" for name in (
+    "class", "doc", "module", "new", "init", "del", "dict", "slots", "init_subclass", "subclasshook",
+    "weakref", "getattribute",
+))  # fmt: skip
 _read: weakref.WeakSet[type] = weakref.WeakSet()
 
 

@@ -44,13 +44,10 @@ _REMOVING = frozenset(
         *("symmetric_difference", "symmetric_difference_update"),
     }
 )
-_IN_PLACE = frozenset(
-    getattr(operator, f"i{name}")
-    for name in (
-        *("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"),
-        *("and", "or", "xor", "lshift", "rshift"),
-    )
-)
+_IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift",
+    "rshift",
+))  # fmt: skip
 _CONTAINERS = (list, dict, set, collections.deque)
 # Builtins whose result does not depend on the order of a set.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")

@@ -34,16 +34,11 @@ _LOUD = _C.CallWatcher.LOUD_EFFECT
 
 _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec", "__import__"})
 # Functions that Dynamo runs only while it compiles, or runs differently: it does not move an item of a dict to the end.
-MISSED_BY_DYNAMO = frozenset(
-    {
-        *("putenv", "unsetenv", "getrecursionlimit", "getswitchinterval"),
-        *("__subclasses__", "cache_info", "locked"),
-        "move_to_end",
-        *("is_inference_mode_enabled", "is_autocast_cache_enabled"),
-        "find_spec",
-        *("set_int_max_str_digits", "get_int_max_str_digits"),
-    }
-)
+MISSED_BY_DYNAMO = frozenset({
+    "putenv", "unsetenv", "getrecursionlimit", "getswitchinterval", "__subclasses__", "cache_info", "locked",
+    "move_to_end", "is_inference_mode_enabled", "is_autocast_cache_enabled", "find_spec",
+    "set_int_max_str_digits", "get_int_max_str_digits",
+})  # fmt: skip
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
 # C modules whose functions have effects or return state that no guard compares; of some, all but the named functions.
 _MODULES: dict[str, frozenset[str]] = {
@@ -110,20 +105,10 @@ _FUNCTIONS = frozenset(
 )
 # Beginnings of the names of classes whose methods have effects.
 _TYPES = (
-    *("numpy.random.", "_random.Random", "random.Random", "_io.", "_contextvars.ContextVar"),
-    *(
-        "torch._C.Generator",
-        "torch.Generator",
-        "_queue.",
-        "_socket.",
-        "_csv.",
-        "sqlite3.",
-        "mmap.",
-        "select.",
-    ),
-    *("_thread.lock", "_thread.RLock"),
-    *("_hashlib.", "_blake2.", "_md5.", "_sha", "zlib.", "_bz2.", "_lzma."),
-)
+    "numpy.random.", "_random.Random", "random.Random", "_io.", "_contextvars.ContextVar",
+    "torch._C.Generator", "torch.Generator", "_queue.", "_socket.", "_csv.", "sqlite3.", "mmap.", "select.",
+    "_thread.lock", "_thread.RLock", "_hashlib.", "_blake2.", "_md5.", "_sha", "zlib.", "_bz2.", "_lzma.",
+)  # fmt: skip
 # Methods of other classes that return state that no guard compares.
 _CACHES = "functools._lru_cache_wrapper"
 _METHODS = frozenset({"type.__subclasses__", f"{_CACHES}.cache_info", f"{_CACHES}.cache_clear"})
@@ -146,74 +131,19 @@ _TOLD_TYPES = (
 _hidden_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 # The others depend on the time zone.
 _CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp", "astimezone", "timestamp"})
-_TENSOR_ESCAPES = frozenset(
-    {
-        "numpy",
-        "tolist",
-        "data_ptr",
-        "__array__",
-        "storage",
-        "untyped_storage",
-        "storage_offset",
-        "__dlpack__",
-        "apply_",
-        "map_",
-        "map2_",
-    }
-)
+_TENSOR_ESCAPES = frozenset({
+    "numpy", "tolist", "data_ptr", "__array__", "storage", "untyped_storage", "storage_offset", "__dlpack__",
+    "apply_", "map_", "map2_",
+})  # fmt: skip
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Modules of Python's library whose functions have effects without calling a C function.
-_LIBRARY_MODULES = frozenset(
-    {
-        *(
-            "queue",
-            "subprocess",
-            "sched",
-            "socket",
-            "ssl",
-            "smtplib",
-            "ftplib",
-            "shelve",
-            "webbrowser",
-            "getpass",
-        ),
-        *(
-            "pdb",
-            "bdb",
-            "code",
-            "codeop",
-            "cmd",
-            "timeit",
-            "runpy",
-            "tempfile",
-            "shutil",
-            "fileinput",
-            "tracemalloc",
-        ),
-        *(
-            "cProfile",
-            "profile",
-            "secrets",
-            "signal",
-            "threading",
-            "socketserver",
-            "selectors",
-            "mailbox",
-            "trace",
-        ),
-        *(
-            "concurrent",
-            "multiprocessing",
-            "asyncio",
-            "http",
-            "urllib",
-            "sqlite3",
-            "dbm",
-            "logging",
-            "ctypes",
-        ),
-    }
-)
+_LIBRARY_MODULES = frozenset({
+    "queue", "subprocess", "sched", "socket", "ssl", "smtplib", "ftplib", "shelve", "webbrowser", "getpass",
+    "pdb", "bdb", "code", "codeop", "cmd", "timeit", "runpy", "tempfile", "shutil", "fileinput",
+    "tracemalloc", "cProfile", "profile", "secrets", "signal", "threading", "socketserver", "selectors",
+    "mailbox", "trace", "concurrent", "multiprocessing", "asyncio", "http", "urllib", "sqlite3", "dbm",
+    "logging", "ctypes",
+})  # fmt: skip
 # What those modules do without an effect.
 _QUIET = {
     "threading": frozenset(
@@ -277,18 +207,10 @@ CHANGES_GRADIENTS = "changes gradients"  # a step may, whose graph gives new one
 def torch_effects() -> dict[int, str]:
     """Functions of torch that change the process's state, or return what only eager knows, by the ids of their code."""
     functions = (
-        torch.manual_seed,
-        torch.seed,
-        torch.random.set_rng_state,
-        torch.random.get_rng_state,
-        torch.random.initial_seed,
-        torch.random.fork_rng,
-        torch.set_default_dtype,
-        torch.set_default_device,
-        torch.use_deterministic_algorithms,
-        torch.save,
-        torch.load,
-    )
+        torch.manual_seed, torch.seed, torch.random.set_rng_state, torch.random.get_rng_state,
+        torch.random.initial_seed, torch.random.fork_rng, torch.set_default_dtype, torch.set_default_device,
+        torch.use_deterministic_algorithms, torch.save, torch.load,
+    )  # fmt: skip
     found = {id(inspect.unwrap(each).__code__): f"calls {each.__name__}()" for each in functions}
     text = "reads a tensor's text"
     tensor: Any = torch.Tensor

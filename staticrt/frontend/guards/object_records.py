@@ -204,14 +204,8 @@ class FunctionRecord(Compared):
 
     part = "functions"
     _NAMES = (
-        "__code__",
-        "__defaults__",
-        "__kwdefaults__",
-        "__name__",
-        "__qualname__",
-        "__doc__",
-        "__module__",
-    )
+        "__code__", "__defaults__", "__kwdefaults__", "__name__", "__qualname__", "__doc__", "__module__",
+    )  # fmt: skip
 
     def __init__(self, path: str, live: types.FunctionType) -> None:
         self.path = path

@@ -44,21 +44,10 @@ _FIND_GLOBALS = frozenset(
 )
 # With these, code may read attributes that it does not name: methods of objects, functions that list attributes or compute
 # names in C. In the library's and torch's code also `getattr`, since only a model's calls of it are reported with the name.
-_LIST_ATTRIBUTES = frozenset(
-    (
-        *(
-            "__dict__",
-            "vars",
-            "__getstate__",
-            "__reduce__",
-            "__reduce_ex__",
-            "__getattribute__",
-            "getattr_static",
-            "extra_repr",
-        ),
-        *("attrgetter", "methodcaller", "format", "format_map", "pickle", "dumps", "eval", "exec"),
-    )
-)
+_LIST_ATTRIBUTES = frozenset((
+    "__dict__", "vars", "__getstate__", "__reduce__", "__reduce_ex__", "__getattribute__", "getattr_static",
+    "extra_repr", "attrgetter", "methodcaller", "format", "format_map", "pickle", "dumps", "eval", "exec",
+))  # fmt: skip
 _LIST_ATTRIBUTES_OF_LIBRARY = _LIST_ATTRIBUTES | {"getattr"}
 _MODULE_FILE = (
     torch.nn.Module.forward.__code__.co_filename

@@ -12,32 +12,13 @@ _ARITHMETIC = (
     *("and", "xor", "or"),
 )
 _UNARY = (
-    "neg",
-    "pos",
-    "abs",
-    "invert",
-    "int",
-    "float",
-    "complex",
-    "index",
-    "round",
-    "trunc",
-    "floor",
-    "ceil",
-)
+    "neg", "pos", "abs", "invert", "int", "float", "complex", "index", "round", "trunc", "floor", "ceil",
+)  # fmt: skip
 _ITEMS = ("getitem", "setitem", "delitem", "missing", "len", "length_hint", "iter", "next", "reversed")
 _ATTRIBUTES = ("getattr", "getattribute", "setattr", "delattr", "get", "set", "delete", "set_name", "dir")
 _CALLS = (
-    "call",
-    "enter",
-    "exit",
-    "new",
-    "init",
-    "post_init",
-    "init_subclass",
-    "class_getitem",
-    "mro_entries",
-)
+    "call", "enter", "exit", "new", "init", "post_init", "init_subclass", "class_getitem", "mro_entries",
+)  # fmt: skip
 _TEXTS = ("str", "repr", "format", "bytes", "fspath", "array", "torch_function")
 # What Python's library keeps in classes: of enumerations, data classes, and for patterns.
 _LIBRARY = ("_member_map_", "_member_names_", "_value2member_map_", "__dataclass_fields__", "__match_args__")

@@ -10,36 +10,11 @@ from __future__ import annotations
 from staticrt.interop.onnx.program import Program, Step
 
 # Operators that propagate a need for numbers to their inputs: they move or compare elements without reducing them.
-_THROUGH = frozenset(
-    [
-        "Add",
-        "And",
-        "Cast",
-        "CastLike",
-        "Concat",
-        "Div",
-        "Equal",
-        "Flatten",
-        "Floor",
-        "Gather",
-        "Greater",
-        "GreaterOrEqual",
-        "Identity",
-        "Less",
-        "LessOrEqual",
-        "Mod",
-        "Mul",
-        "Neg",
-        "Not",
-        "Or",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "Sub",
-        "Unsqueeze",
-        "Where",
-    ]
-)
+_THROUGH = frozenset([
+    "Add", "And", "Cast", "CastLike", "Concat", "Div", "Equal", "Flatten", "Floor", "Gather", "Greater",
+    "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Mod", "Mul", "Neg", "Not", "Or", "Reshape", "Slice",
+    "Squeeze", "Sub", "Unsqueeze", "Where",
+])  # fmt: skip
 
 
 def deciding_inputs(program: Program) -> frozenset[str]:

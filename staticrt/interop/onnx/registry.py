@@ -126,25 +126,10 @@ def _same(value: Any) -> Any:
 
 
 # Operators of ONNX that accept strings, because they only move elements or read sizes.
-_MOVES = frozenset(
-    [
-        "Compress",
-        "Concat",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    ]
-)
+_MOVES = frozenset([
+    "Compress", "Concat", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Reshape", "Slice",
+    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+])  # fmt: skip
 _READS = frozenset(["Identity", "Shape", "Size"])
 
 

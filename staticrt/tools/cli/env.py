@@ -14,15 +14,8 @@ from typing import Any
 from staticrt.tools.cli.output import print_json
 
 _PACKAGES = (
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "openvino",
-    "torch-tensorrt",
-    "tensorrt",
-    "transformers",
-)
+    "numpy", "onnx", "onnxruntime", "onnxscript", "openvino", "torch-tensorrt", "tensorrt", "transformers",
+)  # fmt: skip
 _VARIABLES = (
     "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "DNNL_MAX_CPU_ISA", "GOMP_CPU_AFFINITY", "GOMP_SPINCOUNT",
     "KMP_AFFINITY", "KMP_BLOCKTIME", "LD_PRELOAD", "MKL_NUM_THREADS", "OMP_DYNAMIC", "OMP_NUM_THREADS", "OMP_PLACES",

@@ -95,17 +95,8 @@ class Metrics:
 
     def __str__(self) -> str:
         headers = [
-            "",
-            "nodes",
-            "managed",
-            "native",
-            "fallback",
-            "arena B",
-            "bound B",
-            "hits",
-            "misses",
-            "first ms",
-        ]
+            "", "nodes", "managed", "native", "fallback", "arena B", "bound B", "hits", "misses", "first ms",
+        ]  # fmt: skip
         rows = [
             [g.name, g.nodes["total"], g.nodes["managed"], g.nodes["native"], g.nodes["fallback"], g.arena_bytes,
              g.lower_bound_bytes, g.hits, g.misses, f"{g.first_iteration_ns / 1e6:.2f}"]
