@@ -8,6 +8,7 @@ gives a result that depends on the order in which its kernel visits memory; only
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -198,10 +199,7 @@ def _elements(value: torch.Tensor) -> frozenset[int]:
     """
     sizes, strides = _numbers(value.shape), _numbers(value.stride())
     (offset,) = _numbers([value.storage_offset()])
-    count = 1
-    for size in sizes:
-        count *= size
-    if count > tuning.MAX_COMPARED_ELEMENTS:
+    if math.prod(sizes) > tuning.MAX_COMPARED_ELEMENTS:
         raise CannotTrace("a write to large views that may overlap", even_in_parts=True)
     places = [offset]
     for size, stride in zip(sizes, strides, strict=True):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from staticrt.interop.onnx.arguments import Value
 from staticrt.interop.onnx.numbers import Tensor, as_tensor
 from staticrt.interop.onnx.operators.microsoft import DOMAIN
-from staticrt.interop.onnx.operators.pool import average_pool
+from staticrt.interop.onnx.operators.pool import Windows, average_pool
 from staticrt.interop.onnx.operators.quantize import dequantize_linear, quantize_linear
 from staticrt.interop.onnx.registry import op
 
@@ -101,7 +101,7 @@ def qlinear_global_average_pool(
     return quantize_linear(_real(x, x_scale, x_zero).mean(dims, keepdim=True), y_scale, y_zero)
 
 
-@op("QLinearAveragePool", domain=DOMAIN, like=average_pool)
+@op("QLinearAveragePool", domain=DOMAIN, like=Windows)
 def qlinear_average_pool(
     x: Tensor,
     x_scale: Tensor,
@@ -110,12 +110,13 @@ def qlinear_average_pool(
     y_zero: Tensor | None = None,
     *,
     channels_last: int = 0,
+    count_include_pad: int = 0,
     **windows: Any,
 ) -> Tensor:
     real = _real(x, x_scale, x_zero)
     if channels_last:
         real = real.movedim(-1, 1)
-    found = average_pool(real, **windows)
+    found = average_pool(real, count_include_pad=count_include_pad, **windows)
     return quantize_linear(found.movedim(1, -1) if channels_last else found, y_scale, _zero(y_zero, x))
 
 

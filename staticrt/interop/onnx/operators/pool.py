@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -18,24 +19,25 @@ _AVERAGE: dict[int, Any] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 _CONV: dict[int, Any] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-class _Windows:
-    """The windows of one node: sizes for torch's operators, and padding that these cannot express."""
+class Windows:
+    """The windows of one node, of its attributes: sizes for torch's operators, and padding that these cannot express."""
 
     def __init__(
         self,
         x: Tensor,
-        kernel: Ints,
-        strides: Ints | None,
-        dilations: Ints | None,
-        auto_pad: str,
-        pads: Ints | None,
-        ceil: int,
+        *,
+        auto_pad: str = "NOTSET",
+        ceil_mode: int = 0,
+        dilations: Ints | None = None,
+        kernel_shape: Ints,
+        pads: Ints | None = None,
+        strides: Ints | None = None,
     ) -> None:
-        count = len(kernel)
-        self.kernel = list(kernel)
+        count = len(kernel_shape)
+        self.kernel = list(kernel_shape)
         self.stride = list(strides or [1] * count)
         self.dilation = list(dilations or [1] * count)
-        self.ceil = ceil
+        self.ceil = ceil_mode
         self.sizes = list(x.shape[2:])
         expect(
             len(self.kernel) == len(self.stride) == len(self.dilation) == len(self.sizes),
@@ -91,28 +93,17 @@ class _Windows:
         return self.cut(found.reshape([*x.shape[:2], *found.shape[2:]]))
 
 
-@op("MaxPool")
-def max_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Ints | None = None,
-    kernel_shape: Ints,
-    pads: Ints | None = None,
-    storage_order: int = 0,
-    strides: Ints | None = None,
-    call: Call,
-) -> Any:
+@op("MaxPool", like=Windows)
+def max_pool(x: Tensor, *, storage_order: int = 0, call: Call, **attributes: Any) -> Any:
     count = spatial(x, _MAX)
     dtype = x.dtype
     if not dtype.is_floating_point:
         x = x.double()
-    windows = _Windows(x, kernel_shape, strides, dilations, auto_pad, pads, ceil_mode)
+    windows = Windows(x, **attributes)
     indices = len(call.outputs) > 1 and bool(call.outputs[1])
     pool = _MAX[count]
     if windows.native:
-        args = (x, windows.kernel, windows.stride, windows.before, windows.dilation, bool(ceil_mode))
+        args = (x, windows.kernel, windows.stride, windows.before, windows.dilation, bool(windows.ceil))
         found = pool(*args, return_indices=indices)
     else:
         grown = windows.grown(x, -float("inf"))
@@ -143,9 +134,7 @@ def _unpadded(where: Tensor, grown: list[Any], before: list[Any], sizes: list[An
 
 def _global(where: Tensor, x: Tensor, storage_order: int) -> Tensor:
     """Positions in the whole tensor; in column-major planes with storage order 1."""
-    plane: Any = 1
-    for size in x.shape[2:]:
-        plane = plane * size
+    plane: Any = math.prod(x.shape[2:])
     if storage_order:
         found: Any = 0
         weights: list[Any] = [1]
@@ -159,21 +148,11 @@ def _global(where: Tensor, x: Tensor, storage_order: int) -> Tensor:
     return torch.add(where, planes.reshape([x.shape[0], x.shape[1], *[1] * (x.dim() - 2)]))
 
 
-@op("AveragePool")
-def average_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Ints | None = None,
-    kernel_shape: Ints,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Tensor:
+@op("AveragePool", like=Windows)
+def average_pool(x: Tensor, *, count_include_pad: int = 0, **attributes: Any) -> Tensor:
     count = spatial(x, _AVERAGE)
-    windows = _Windows(x, kernel_shape, strides, dilations, auto_pad, pads, ceil_mode)
-    if windows.native and not ceil_mode and set(windows.dilation) == {1}:
+    windows = Windows(x, **attributes)
+    if windows.native and not windows.ceil and set(windows.dilation) == {1}:
         found: Tensor = _AVERAGE[count](
             x, windows.kernel, windows.stride, windows.before, False, bool(count_include_pad)
         )
@@ -188,20 +167,10 @@ def average_pool(
     return windows.sums(windows.grown(x, 0.0)) / weights
 
 
-@op("LpPool", since=2)
-def lp_pool(
-    x: Tensor,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Ints | None = None,
-    kernel_shape: Ints,
-    p: int = 2,
-    pads: Ints | None = None,
-    strides: Ints | None = None,
-) -> Tensor:
+@op("LpPool", since=2, like=Windows)
+def lp_pool(x: Tensor, *, p: float = 2, **attributes: Any) -> Tensor:
     spatial(x, _AVERAGE)
-    windows = _Windows(x, kernel_shape, strides, dilations, auto_pad, pads, ceil_mode)
+    windows = Windows(x, **attributes)
     return windows.sums(windows.grown(torch.abs(x) ** p, 0.0)) ** (1 / p)
 
 
@@ -215,8 +184,7 @@ def lp_pool_1(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> Tensor:
-    windows = _Windows(x, kernel_shape, strides, None, auto_pad, pads, 0)
-    return windows.sums(windows.grown(torch.abs(x) ** p, 0.0)) ** (1 / p)
+    return lp_pool(x, p=p, auto_pad=auto_pad, kernel_shape=kernel_shape, pads=pads, strides=strides)
 
 
 def _planes(x: Tensor) -> list[int]:
@@ -243,10 +211,7 @@ def max_unpool(
     sizes: list[Any] = list(x.shape[:2])
     for i in range(count):
         sizes.append((x.shape[2 + i] - 1) * stride[i] - around[i] - around[count + i] + kernel_shape[i])
-    total: Any = 1
-    for size in sizes:
-        total = total * size
-    flat = torch.zeros([total], dtype=x.dtype, device=x.device)
+    flat = torch.zeros([math.prod(sizes)], dtype=x.dtype, device=x.device)
     found = flat.scatter(0, indices.reshape(-1), x.reshape(-1)).reshape(sizes)
     if output_shape is None:
         return found

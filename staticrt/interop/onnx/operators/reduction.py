@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,9 +31,7 @@ def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if x.dtype.is_floating_point:
         return torch.mean(x, axes, keepdim=keep) if axes else x.clone()
-    count = 1
-    for axis in axes:
-        count = count * x.shape[axis]
+    count = math.prod(x.shape[axis] for axis in axes)
     return torch.div(_sum(x.to(torch.int64), axes, keep), count, rounding_mode="trunc").to(x.dtype)
 
 
@@ -101,15 +100,13 @@ _ON_NOTHING: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _host_fold(name: str) -> Callable[..., Any]:
     """A reduction of a whole vector of numbers."""
-    folds: dict[str, Callable[[list[Any]], Any]] = {"ReduceSum": sum, "ReduceMax": max, "ReduceMin": min}
-
-    def product(items: list[Any]) -> Any:
-        found: Any = 1
-        for item in items:
-            found = found * item
-        return found
-
-    fold = product if name == "ReduceProd" else folds.get(name)
+    folds: dict[str, Callable[[list[Any]], Any]] = {
+        "ReduceSum": sum,
+        "ReduceProd": math.prod,
+        "ReduceMax": max,
+        "ReduceMin": min,
+    }
+    fold = folds.get(name)
 
     def compute(x: Numbers, axes: Any = None, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> Any:
         given = axes.list() if isinstance(axes, Numbers) else axes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,7 @@ def shape(x: Value, *, start: int = 0, end: int | None = None) -> Numbers:
 
 @op("Size")
 def size(x: Value) -> Numbers:
-    count: Any = 1
-    for number in shape_of(x):
-        count = count * number
-    return Numbers(objects([count], ()), torch.int64)
+    return Numbers(objects([math.prod(shape_of(x))], ()), torch.int64)
 
 
 @op("Identity", since=1)
@@ -72,13 +70,7 @@ def flatten(x: Tensor, *, axis: int = 1) -> Tensor:
     first = axis + x.dim() if axis < 0 else axis
     if not 0 <= first <= x.dim():
         raise OnnxError(f"Flatten at axis {axis} of a tensor of rank {x.dim()}")
-    rows: Any = 1
-    for number in x.shape[:first]:
-        rows = rows * number
-    columns: Any = 1
-    for number in x.shape[first:]:
-        columns = columns * number
-    return x.reshape(rows, columns)
+    return x.reshape(math.prod(x.shape[:first]), math.prod(x.shape[first:]))
 
 
 def _host_transpose(x: Numbers, *, perm: Ints | None = None) -> Numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -133,13 +134,9 @@ def col2im(
         here = inside.unsqueeze(1) + windows.unsqueeze(0)
         joined = position[:, None, :, None] * padded[i] + here[None, :, None, :]
         position = joined.reshape(position.shape[0] * kernel[i], -1)
-    total: Any = 1
-    area = 1
-    for size, k in zip(padded, kernel, strict=True):
-        total, area = total * size, area * k
-    channels = x.shape[1] // area
+    channels = x.shape[1] // math.prod(kernel)
     columns = x.reshape(x.shape[0], channels, -1)
-    flat = torch.zeros([x.shape[0], channels, total], dtype=x.dtype, device=x.device)
+    flat = torch.zeros([x.shape[0], channels, math.prod(padded)], dtype=x.dtype, device=x.device)
     found = flat.index_add(2, position.reshape(-1), columns).reshape([x.shape[0], channels, *padded])
     for i in range(count):
         found = found.narrow(2 + i, around[i], sizes[i])
