@@ -71,8 +71,10 @@ def aot_compile(
     import torch._functorch.config as config
     from torch._dynamo.backends.common import aot_autograd
 
-    # In eager the backward runs after the block of autocast that the forward is in.
-    settings = {"backward_pass_autocast": "off"} if hasattr(config, "backward_pass_autocast") else {}
+    # In eager the backward runs after the block of autocast that the forward is in. Tokens, which keep the order of
+    # operators with effects, are no inputs and no results.
+    wanted = {"backward_pass_autocast": "off", "unlift_effect_tokens": True}
+    settings = {name: value for name, value in wanted.items() if hasattr(config, name)}
     after: Any = config.patch(**settings)  # type: ignore[arg-type]
     with _aot_lock, after, warnings.catch_warnings():
         # Of anomaly mode, which upstream traces in; the error itself is reported by the caller.

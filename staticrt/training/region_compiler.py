@@ -30,6 +30,7 @@ from staticrt.training.partition import safe_partition
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.region_metadata import written_inputs
 from staticrt.training.saved import SharedReads, lost_aliases, merged_inputs, shared_results
+from staticrt.training.unread import num_tokens, without_tokens
 from staticrt.training.views_in_place import viewed_in_place, written_later
 
 log = logging.getLogger(__name__)
@@ -158,14 +159,19 @@ class RegionCompiler:
         return native.run
 
     def _partition(self, joint: fx.GraphModule, inputs: Any, **keywords: Any) -> tuple[Any, Any]:
-        self._num_results = int(keywords["num_fwd_outputs"])
-        self._shared = shared_results(joint, self._num_results)
+        count = int(keywords["num_fwd_outputs"])
+        shared = shared_results(joint, count)
         forward, backward = safe_partition(
             joint, inputs, budget=self._options.activation_memory_budget, **keywords
         )
         # AOTAutograd may change what it compiles.
-        pair = Pair(copied(forward), copied(backward), self._num_results)
-        self._replay.shared = SharedReads(pair.forward, pair.backward, self._num_results)
+        copies = copied(forward), copied(backward)
+        tokens = num_tokens(forward)
+        self._num_results = count - tokens
+        self._shared = [(one - tokens, other - tokens) for one, other in shared]
+        is_plain = without_tokens(copies[0]) and without_tokens(copies[1])
+        pair = Pair(*copies, self._num_results if is_plain else count)
+        self._replay.shared = SharedReads(pair.forward, pair.backward, pair.num_outputs)
         if self._options.backward_node != "aot":
             self._pair = pair
             self._replay.is_cast = CastBackward(pair.backward, self._replay)
@@ -173,6 +179,7 @@ class RegionCompiler:
 
     def _compiler(self, role: str) -> Callable[..., Any]:
         def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            without_tokens(graph)
             if role == "forward":
                 self._replay.random = any(draws(node) for node in graph.graph.nodes)
             optional = [

@@ -1,9 +1,15 @@
-"""Operators whose results are not read: eager still draws random numbers and raises errors; AOTAutograd removes them."""
+"""Operators whose results are not read: eager still draws random numbers and raises errors; AOTAutograd removes them.
+
+It keeps some, such as the check that a matrix was invertible, by tokens: each takes and returns one. Programs keep the
+order of such operators themselves.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
+from staticrt.ops import facts_of_call
 from staticrt.ops.raising import may_raise_named
 from staticrt.training.graph_split import draws, writes
 
@@ -37,3 +43,56 @@ def _writes_unread(node: fx.Node, read: set[fx.Node]) -> bool:
     """Whether a node writes a value of the graph that nothing reads later."""
     written = node.args[0] if node.args else None
     return isinstance(written, fx.Node) and written.op.startswith("call_") and written not in read
+
+
+def num_tokens(gm: fx.GraphModule) -> int:
+    """How many of the first inputs and results of one of AOTAutograd's graphs are tokens."""
+    given = {node.args[0] for node in gm.graph.nodes if _takes_token(node)}
+    return sum(node in given for node in gm.graph.find_nodes(op="placeholder"))
+
+
+def without_tokens(gm: fx.GraphModule) -> bool:
+    """Replace `with_effects(token, operator, ...)` by a call of the operator, and remove the tokens.
+
+    Returns:
+        False where an operator's place would not be kept: then the graph is unchanged.
+    """
+    calls = [node for node in gm.graph.nodes if _takes_token(node)]
+    if not calls or not all(map(_stays, calls)):
+        return not calls
+    tokens = {node.args[0] for node in calls}
+    for node in calls:
+        _token, target, *rest = node.args
+        results = node.meta["val"][1:]
+        several = len(target._schema.returns) > 1  # type: ignore[union-attr]
+        with gm.graph.inserting_before(node):
+            call = gm.graph.call_function(target, tuple(rest), node.kwargs)  # type: ignore[arg-type]
+        call.meta.update(node.meta, val=results if several else results[0])
+        for item in list(node.users):
+            index = item.args[1]
+            if index == 0:
+                tokens.add(item)
+            elif several:
+                item.args = (call, index - 1)  # type: ignore[operator]
+            else:
+                item.replace_all_uses_with(call)
+                gm.graph.erase_node(item)
+    output = gm.graph.output_node()
+    output.args = (tuple(item for item in output.args[0] if item not in tokens),)  # type: ignore[union-attr]
+    readers = {user for token in tokens for user in token.users if user is not output}  # type: ignore[union-attr]
+    for node in reversed(gm.graph.nodes):
+        if node in tokens or node in readers:
+            gm.graph.erase_node(node)
+    return True
+
+
+def _takes_token(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target.name() == "with_effects"  # type: ignore[no-untyped-call]
+
+
+def _stays(node: fx.Node) -> bool:
+    """Whether the operator of `with_effects` is one that no pass removes."""
+    target = node.args[1]
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return not facts_of_call(target, node.args[2:], node.kwargs).pure

@@ -319,3 +319,40 @@ def test_a_hook_that_raises_leaves_the_gradients_that_eager_leaves(compiler):
             run(torch.ones(2, 8)).sum().backward()
         left.append([name for name, parameter in model.named_parameters() if parameter.grad is not None])
     assert left == [["2.bias"]] * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda w: torch.linalg.solve(w @ w.t() + 4 * torch.eye(4), w).square().sum(),
+        lambda w: torch.cholesky_solve(w, torch.linalg.cholesky(w @ w.t() + 4 * torch.eye(4))).square().sum(),
+        lambda w: torch.linalg.inv(w @ w.t() + torch.eye(4)).cos().sum() + torch.linalg.inv(w + w.t()).sum(),
+        lambda w: torch.linalg.eig(w)[1].abs().sum(),  # its backward checks, too
+    ],
+)
+def test_checks_of_matrices_run_in_the_program(function):
+    """AOTAutograd keeps the order of the checks by tokens, which are inputs and results of its graphs."""
+    torch.manual_seed(0)
+    w = torch.randn(4, 4, requires_grad=True)
+    fast = compiled(function)
+    for _ in range(3):
+        found = torch.autograd.grad(fast(w), w)
+        torch.testing.assert_close(found, torch.autograd.grad(function(w), w), rtol=1e-4, atol=1e-4)
+    graphs = debug_state()[-1]["graphs"]
+    assert [plan["fallback"] for graph in graphs for plan in graph["plans"].values()] == [""] * 2
+
+
+@pytest.mark.parametrize("node", ["aot", "native"])
+def test_a_matrix_that_cannot_be_inverted_raises_as_in_eager(node):
+    def function(a, w):
+        return torch.linalg.solve(a, w * 2), w.sin()
+
+    fast = compiled(function, backward_node=node)
+    w = torch.randn(3, 3, requires_grad=True)
+    for a in (torch.eye(3), torch.zeros(3, 3), 2 * torch.eye(3)):
+        if a.any():
+            torch.testing.assert_close(fast(a, w), function(a, w))
+            continue
+        for run in (fast, function):
+            with pytest.raises(torch.linalg.LinAlgError, match="solve: The solver failed because"):
+                run(a, w)
