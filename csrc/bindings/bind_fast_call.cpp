@@ -13,6 +13,7 @@
 
 #include "bindings/argument_tree.h"
 #include "bindings/bindings.h"
+#include "bindings/eager_run.h"
 #include "bindings/gil.h"
 #include "bindings/guards/environment.h"
 #include "bindings/guards/state_guard.h"
@@ -123,8 +124,13 @@ class FastCall {
     entries_.insert(entries_.begin(), std::move(entry));
   }
 
+  // The next calls like one that ran eagerly go to a function of their own.
+  void leave_to_eager(std::shared_ptr<EagerRun> run) { eager_run_.swap(run); }
+
   void clear() {
-    const std::vector<std::shared_ptr<Entry>> dropped = std::move(entries_);  // its end may run Python
+    // Their ends may run Python.
+    const std::vector<std::shared_ptr<Entry>> dropped = std::move(entries_);
+    const std::shared_ptr<EagerRun> run = std::move(eager_run_);
     entries_.clear();
   }
   // For the garbage collector; afterwards it serves no call.
@@ -135,6 +141,7 @@ class FastCall {
   void visit(Referents& referents) const {
     referents(slow_);
     for (const auto& entry : entries_) entry->visit(referents);
+    if (eager_run_) eager_run_->visit(referents);
   }
   int64_t fast_calls() const { return fast_calls_; }
 
@@ -142,6 +149,10 @@ class FastCall {
     if (!entries_.empty()) {
       PyObject* result = nullptr;
       if (serve(args, num_positional, keywords, &result)) return result;
+    }
+    if (eager_run_ && eager_run_->takes(args, num_positional, keywords)) {
+      const py::object function = eager_run_->function();
+      return PyObject_Vectorcall(function.ptr(), args, num_positional, keywords);
     }
     SRT_CHECK(slow_, "the garbage collector has freed this compiled callable");
     return PyObject_Vectorcall(slow_.ptr(), args, num_positional, keywords);
@@ -291,6 +302,7 @@ class FastCall {
 
   py::object slow_;
   std::vector<std::shared_ptr<Entry>> entries_;
+  std::shared_ptr<EagerRun> eager_run_;
   int64_t fast_calls_ = 0;
 };
 
@@ -393,6 +405,10 @@ void bind_fast_call(py::module_& m) {
       py::arg("executable"), py::arg("model_tensors"), py::arg("guard"), py::arg("environment"),
       py::arg("grad_states") = std::vector<uint8_t>{}, py::arg("region") = py::none(),
       py::arg("requires_grad"));
+  m.def("leave_to_eager", [](const py::object& fast, py::object function, const py::tuple& args,
+                             const py::dict& kwargs, int64_t num_calls) {
+    unpack(fast).leave_to_eager(std::make_shared<EagerRun>(std::move(function), args, kwargs, num_calls));
+  });
   m.def("grad_state", &grad_state);
   m.def("clear_fast_entries", [](const py::object& fast) { unpack(fast).clear(); });
   m.def("fast_calls", [](const py::object& fast) { return unpack(fast).fast_calls(); });

@@ -14,11 +14,30 @@
 #include <tuple>
 
 namespace staticrt {
-namespace {
 
 using at::Context;
 using Backend = at::Float32Backend;
 using Op = at::Float32Op;
+
+// What Context keeps private: an explicit instantiation may name it. Its own reader searches a hash table.
+const at::Float32Precision* place_of(const Context& context, Backend backend, Op op);
+
+template <auto Precisions>
+struct Private {
+  friend const at::Float32Precision* place_of(const Context& context, Backend backend, Op op) {
+    return &(context.*Precisions).at({backend, op});
+  }
+};
+template struct Private<&Context::fp32_precision>;
+
+namespace {
+
+// As it was set; what "none" inherits is another row.
+template <Backend backend, Op op>
+at::Float32Precision precision(const Context& context) {
+  static const at::Float32Precision* const place = place_of(context, backend, op);  // there is one Context
+  return *place;
+}
 
 enum Scope : bool { kProcess = false, kThread = true };
 
@@ -85,16 +104,15 @@ constexpr auto kTable = std::tuple{
     Row{"deterministic_fill", kProcess, [](auto& c) { return c.deterministicFillUninitializedMemory(); }},
     // All of float32's precision: torch.set_float32_matmul_precision and the allow_tf32 switches of cuBLAS
     // and cuDNN write these too, and reading through them raises once the newer switches were used.
-    Row{"fp32_precision", kProcess, [](auto& c) { return c.float32Precision(Backend::GENERIC, Op::ALL); }},
-    Row{"fp32_mkldnn", kProcess, [](auto& c) { return c.float32Precision(Backend::MKLDNN, Op::ALL); }},
-    Row{"fp32_mkldnn_conv", kProcess, [](auto& c) { return c.float32Precision(Backend::MKLDNN, Op::CONV); }},
-    Row{"fp32_mkldnn_rnn", kProcess, [](auto& c) { return c.float32Precision(Backend::MKLDNN, Op::RNN); }},
-    Row{"fp32_mkldnn_matmul", kProcess,
-        [](auto& c) { return c.float32Precision(Backend::MKLDNN, Op::MATMUL); }},
-    Row{"fp32_cuda", kProcess, [](auto& c) { return c.float32Precision(Backend::CUDA, Op::ALL); }},
-    Row{"fp32_cuda_conv", kProcess, [](auto& c) { return c.float32Precision(Backend::CUDA, Op::CONV); }},
-    Row{"fp32_cuda_rnn", kProcess, [](auto& c) { return c.float32Precision(Backend::CUDA, Op::RNN); }},
-    Row{"fp32_cuda_matmul", kProcess, [](auto& c) { return c.float32Precision(Backend::CUDA, Op::MATMUL); }},
+    Row{"fp32_precision", kProcess, &precision<Backend::GENERIC, Op::ALL>},
+    Row{"fp32_mkldnn", kProcess, &precision<Backend::MKLDNN, Op::ALL>},
+    Row{"fp32_mkldnn_conv", kProcess, &precision<Backend::MKLDNN, Op::CONV>},
+    Row{"fp32_mkldnn_rnn", kProcess, &precision<Backend::MKLDNN, Op::RNN>},
+    Row{"fp32_mkldnn_matmul", kProcess, &precision<Backend::MKLDNN, Op::MATMUL>},
+    Row{"fp32_cuda", kProcess, &precision<Backend::CUDA, Op::ALL>},
+    Row{"fp32_cuda_conv", kProcess, &precision<Backend::CUDA, Op::CONV>},
+    Row{"fp32_cuda_rnn", kProcess, &precision<Backend::CUDA, Op::RNN>},
+    Row{"fp32_cuda_matmul", kProcess, &precision<Backend::CUDA, Op::MATMUL>},
     Row{"mkldnn", kProcess, [](auto& c) { return c.userEnabledMkldnn(); }},
     Row{"mkldnn_deterministic", kProcess, [](auto& c) { return c.deterministicMkldnn(); }},
     Row{"mkldnn_tf32", kProcess, [](auto& c) { return c.allowTF32OneDNN(); }},

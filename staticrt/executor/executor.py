@@ -82,7 +82,8 @@ class Executor:
         self._splits = GraphSplits(function, partial(_partial_executor, name, options), options, name)
         self._joint = JointCalls(self._maker, self.fast, self._splits.forget, options, name)
         self._trace_cache = TraceCache(function, self._maker, self.fast.forget, options, name, is_partial)
-        self._eager = EagerCalls(function, name)
+        # A donated argument is given up by Python.
+        self._eager = EagerCalls(function, name, None if options.donate else self.fast)
         self._untrainable = ""
         if not is_partial:
             donation.check_names(function, options.donate)
@@ -99,9 +100,6 @@ class Executor:
 
     @hidden_from_dynamo
     def _serve(self, *args: Any, **kwargs: Any) -> Any:
-        again = self._eager.lasting_reason(args, kwargs)
-        if again is not None:
-            return self._eager.run(args, kwargs, *again)
         stage = Stage.FLATTEN
         while stage is Stage.FLATTEN:
             reason = eager_reason()

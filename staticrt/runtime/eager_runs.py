@@ -1,7 +1,7 @@
 """Eager calls of a compiled callable: counted by their reasons, and repeated without a look at their arguments.
 
 To flatten a call and find the state of its key costs some microseconds. Where many calls of the same sizes in a row ran
-eagerly, and only a change of the model could make the next one run compiled, that work is left out.
+eagerly, and only a change of the model could make the next one run compiled, C++ leaves that work out.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import torch
 
 from staticrt import tuning
 from staticrt.runtime.eager_calls import eager_call, nobody_watches
+from staticrt.runtime.fast_call import FastPath
+from staticrt.torch_private import hidden_from_dynamo
 
 _VALUES = frozenset({type(None), bool, int, str})
 
@@ -21,23 +23,25 @@ _VALUES = frozenset({type(None), bool, int, str})
 class EagerCalls:
     """The calls of one compiled callable that ran eagerly.
 
-    Thread safety: several threads may count at once. A lost count only delays `lasting_reason`.
+    Thread safety: several threads may count at once. A lost count only delays when calls are left to C++.
 
     Args:
         function: what runs.
         name: for reports.
+        fast: what takes calls first; None where each call needs a look.
 
     Attributes:
         counts: (what, reason, model line) -> calls that ran eagerly.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, fast: FastPath | None = None) -> None:
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self._function = function
         self._name = name
+        self._fast = fast
         self._calls = 0
         self._kind: tuple[Any, ...] | None = None
-        self._why = ("", "")
+        self._why = ("", "", "")
 
     def run(self, args: Any, kwargs: Any, reason: str, where: str = "") -> Any:
         """The result of a call that runs eagerly."""
@@ -47,23 +51,26 @@ class EagerCalls:
         with eager_call(self._name, reason, where):
             return self._function(*args, **kwargs)
 
-    def lasting_reason(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, str] | None:
-        """The reason and model line why this call runs eagerly like many before it; None: that has to be found out."""
-        if self._calls < tuning.EAGER_RUN_CALLS:
-            return None
+    @hidden_from_dynamo
+    def _run_again(self, *args: Any, **kwargs: Any) -> Any:
         self._calls += 1
-        # Now and then the model may have changed.
-        is_due = self._calls % tuning.EAGER_LOOK_CALLS == 0 or self._calls & (self._calls - 1) == 0
-        if is_due or _kind(args, kwargs) != self._kind:
-            return None
-        return self._why
+        if not nobody_watches():
+            return self.run(args, kwargs, *self._why[1:])
+        self.counts[self._why] += 1
+        return self._function(*args, **kwargs)
 
-    def will_last(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, where: str) -> None:
+    def will_last(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, where: str) -> None:
         """Note that a call ran eagerly for a reason that holds for every call like it."""
         kind = _kind(args, kwargs)
-        if kind is None or kind != self._kind or (reason, where) != self._why:
-            self._calls, self._kind, self._why = 0, kind, (reason, where)
+        why = ("call", reason, where)
+        if kind is None or kind != self._kind or why != self._why:
+            self._calls, self._kind, self._why = 0, kind, why
         self._calls += 1
+        if kind is not None and self._fast is not None and self._calls >= tuning.EAGER_RUN_CALLS:
+            # Now and then the model may have changed.
+            self._fast.leave_to_eager(
+                self._run_again, args, kwargs, min(self._calls, tuning.EAGER_LOOK_CALLS)
+            )
 
 
 def _kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:

@@ -59,6 +59,15 @@ class FastPath:
         self._known.clear()
         self._tensors.clear()
 
+    def leave_to_eager(
+        self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_calls: int
+    ) -> None:
+        """Hand the next `num_calls` calls like this one to `run`, until a trace is made or dropped.
+
+        They are alike in the sizes, dtypes and devices of tensors, in other arguments, and in grad mode.
+        """
+        _C.leave_to_eager(self.call, run, args, kwargs, num_calls)
+
     def let_go(self, tensors: Collection[int]) -> None:
         """See `swaps.Holder`."""
         if not self._tensors.isdisjoint(tensors):

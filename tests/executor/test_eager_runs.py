@@ -8,6 +8,7 @@ import staticrt
 from staticrt import tuning
 from staticrt.executor import executor as under_test
 from staticrt.runtime.call import Call
+from staticrt.runtime.eager_calls import watch_eager
 
 
 class Quantized(nn.Module):
@@ -60,6 +61,73 @@ def test_other_arguments_are_looked_at(taken_apart):
     with torch.no_grad():
         fast(x=torch.rand(4))
     assert taken_apart == ["keywords"]
+
+
+class Scaled(Quantized):
+    def forward(self, x, by=2, *, flip=False):
+        y = super().forward(x) * by
+        return -y if flip else y
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ((torch.rand(4), 3), {}),
+        ((torch.rand(4), 2.0), {}),
+        ((torch.rand(4), True), {}),
+        ((torch.rand(4),), {"flip": True}),
+        ((torch.rand(4),), {"by": 2}),
+        ((torch.rand(2, 2), 2), {}),
+        ((torch.rand(4, dtype=torch.float64).float().expand(2, 4), 2), {"flip": False}),
+    ],
+    ids=["int", "float", "bool", "keyword", "by keyword", "sizes", "more keywords"],
+)
+def test_what_differs_is_looked_at(taken_apart, other):
+    module = Scaled().eval()
+    fast = staticrt.compile(module)
+    args, kwargs = other
+    with torch.no_grad():
+        for _ in range(3 * tuning.EAGER_RUN_CALLS):
+            fast(torch.rand(4), 2)
+        taken_apart.clear()
+        fast(torch.rand(4), 2)
+        assert not taken_apart
+        torch.testing.assert_close(fast(*args, **kwargs), module(*args, **kwargs), rtol=0, atol=0)
+        assert len(taken_apart) == 1
+
+
+def test_calls_with_gradients_are_looked_at(taken_apart):
+    module = Quantized().eval()
+    fast = staticrt.compile(module)
+    run(fast, module, torch.rand(4), 2 * tuning.EAGER_RUN_CALLS)
+    x = torch.rand(4, requires_grad=True)
+    with torch.no_grad():
+        fast(x)
+    assert len(taken_apart) >= 1
+    assert "(4,)" in str(taken_apart[-1])
+
+
+def test_profiles_see_calls_that_are_not_looked_at(taken_apart):
+    module = Quantized().eval()
+    fast = staticrt.compile(module)
+    run(fast, module, torch.rand(4), 3 * tuning.EAGER_RUN_CALLS)
+    taken_apart.clear()
+    with watch_eager() as spans:
+        run(fast, module, torch.rand(4), 3)
+    assert not taken_apart
+    assert len(spans) == 3
+    assert all(span.reason for span in spans)
+
+
+def test_a_donated_argument_is_given_up_by_eager_calls():
+    module = Quantized().eval()
+    fast = staticrt.compile(module, donate=["x"])
+    with torch.no_grad():
+        for _ in range(3 * tuning.EAGER_RUN_CALLS):
+            x = torch.rand(4)
+            fast(x)
+            with pytest.raises(RuntimeError, match="donated"):
+                x + 1
 
 
 def test_a_call_that_can_be_compiled_still_is(taken_apart):

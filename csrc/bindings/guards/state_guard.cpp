@@ -19,8 +19,9 @@ std::optional<StateGuard::Layout> layout_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return std::nullopt;
   if (tensor.layout() != at::kStrided || tensor.is_nested())
     return StateGuard::Layout{{}, {}, tensor.scalar_type(), tensor.device()};
-  return StateGuard::Layout{tensor.sizes().vec(), tensor.strides().vec(), tensor.scalar_type(),
-                            tensor.device()};
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  return StateGuard::Layout{
+      {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, tensor.scalar_type(), tensor.device()};
 }
 
 std::vector<std::pair<py::object, py::object>> items_of(const py::handle& dict) {
@@ -41,6 +42,12 @@ bool same_titles(const py::object& saved, std::initializer_list<PyObject*> now) 
 }
 
 }  // namespace
+
+bool StateGuard::Layout::is_of(const at::Tensor& tensor) const {
+  if (!tensor.defined() || tensor.scalar_type() != dtype || tensor.device() != device) return false;
+  if (tensor.layout() != at::kStrided || tensor.is_nested()) return sizes.empty() && strides.empty();
+  return tensor.sizes() == c10::IntArrayRef(sizes) && tensor.strides() == c10::IntArrayRef(strides);
+}
 
 py::object StateGuard::missing() {
   static PyObject* const object = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
@@ -155,7 +162,7 @@ bool StateGuard::same_answer(const Pair& answer) {
 
 bool StateGuard::Replaceable::is_again(PyObject* value, bool may_be_another) const {
   if (value == nullptr || reinterpret_cast<PyObject*>(Py_TYPE(value)) != type.ptr()) return false;
-  if (layout) return value == saved || (may_be_another && layout_of(THPVariable_Unpack(value)) == layout);
+  if (layout) return value == saved || (may_be_another && layout->is_of(THPVariable_Unpack(value)));
   const Py_ssize_t size = PyTuple_GET_SIZE(items.ptr());
   if (size_of(value) != size || factory_of(value).ptr() != factory.ptr()) return false;
   for (Py_ssize_t i = 0; i < size; ++i) {  // only lists have any
@@ -272,7 +279,7 @@ bool StateGuard::same_tensor(Tensor& tensor) const {
   if (tensor.asks_for_gradients || tensor.layout) {
     const at::Tensor& live = THPVariable_Unpack(tensor.live.ptr());
     if (tensor.asks_for_gradients && live.requires_grad() != tensor.requires_grad) return false;
-    if (tensor.layout && !(*layout_of(live) == *tensor.layout)) return false;
+    if (tensor.layout && !tensor.layout->is_of(live)) return false;
   }
   PyObject* dict = attributes_of(tensor.live.ptr());
   if (dict == nullptr || PyDict_GET_SIZE(dict) == 0) return tensor.names.empty();

@@ -48,11 +48,13 @@ class StateGuard {
 
   // What code may ask of a tensor that the program does not read.
   struct Layout {
-    std::vector<int64_t> sizes, strides;
+    c10::SmallVector<int64_t, 4> sizes, strides;
     at::ScalarType dtype;
     at::Device device;
 
     bool operator==(const Layout&) const = default;
+    // The same as of layout_of(tensor), without its memory: every call asks.
+    bool is_of(const at::Tensor& tensor) const;
   };
 
   explicit StateGuard(const Parts& parts);
