@@ -126,7 +126,7 @@ class SharedReads:
         owned = {_root(node) for node in outputs[:num_results] if isinstance(node, fx.Node)}
         owned.update(forward.graph.find_nodes(op="placeholder"))
         nodes = [node for node in outputs[num_results:] if isinstance(node, fx.Node)]
-        self._shared = {node.name for node in nodes if _root(node) in owned}
+        self._shared = {node.name for node in nodes if _is_tensor(node) and _root(node) in owned}
         placeholders = backward.graph.find_nodes(op="placeholder")
         self._tangents = [i for i, node in enumerate(placeholders) if torch_private.is_tangent(node)]
         kept = {node.name for node in placeholders if not torch_private.is_tangent(node)}
@@ -144,6 +144,11 @@ class SharedReads:
             read = {node.name for node in graph.graph.find_nodes(op="placeholder") if node.users}
             self._answers[key] = self._shared.isdisjoint(read)
         return self._answers[key]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    """Sizes are saved too; nobody writes them."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _root(node: fx.Node) -> fx.Node:
