@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import staticrt
+from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.models import zoo
 
 NETWORKS = {
@@ -97,6 +98,45 @@ def test_dynamo_can_be_loaded_and_used_afterwards():
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_first_call_reads_no_source_files():
+    """A fake mode keeps the stack that made it, with the text of its lines."""
+    code = """
+        import linecache, torch, staticrt
+        read = []
+        getlines = linecache.getlines
+        linecache.getlines = lambda *args: read.append(args[0]) or getlines(*args)
+        with torch.no_grad():
+            staticrt.compile(torch.nn.Linear(3, 3).eval())(torch.rand(2, 3))
+        print(len(read))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0"]
+
+
+def test_a_first_call_makes_one_guard_of_what_it_met(monkeypatch):
+    """What tells that the model changed nothing is, with the kernels of operators, what each call compares."""
+    made = []
+
+    class Counted(StateGuard):
+        def __init__(self, records, *args):
+            records = list(records)
+            made.append(len(records))
+            super().__init__(records, *args)
+
+    monkeypatch.setattr("staticrt.frontend.guards.state.StateGuard", Counted)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval()
+    compiled, x = staticrt.compile(model), torch.rand(2, 3)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+        assert len(made) == 1, made
+        model[1] = nn.Tanh()
+        torch.testing.assert_close(compiled(x), model(x))
+    assert dict(compiled.explain().traces[-1].state)["kernels of operators"]
 
 
 def asked_while_compiling(monkeypatch, model, inputs):

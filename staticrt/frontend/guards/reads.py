@@ -19,7 +19,13 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code, takes_arguments
+from staticrt.frontend.guards.code_objects import (
+    CodeSet,
+    arguments_of,
+    cached_by_code,
+    name_of,
+    takes_arguments,
+)
 from staticrt.frontend.guards.effects import (
     ANSWERED,
     effect_of_partial,
@@ -37,6 +43,10 @@ from staticrt.torch_private import default_process_group
 
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
+_NAMES_GLOBALS = frozenset(
+    opcode for name, opcode in dis.opmap.items() if name.endswith(("_GLOBAL", "_NAME"))
+)
+_OF_GLOBALS = frozenset(opcode for name, opcode in dis.opmap.items() if "GLOBAL" in name)
 _BUILTINS = frozenset(vars(builtins))
 # How code finds globals by computed names.
 _FIND_GLOBALS = frozenset(
@@ -57,6 +67,8 @@ LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 # Instructions that ask for the class of an error, classes that running operators raise none of, and names of context managers
 # that let code go on.
 _MATCH_ERROR = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
+_MATCH_ERROR_CODES = frozenset(dis.opmap[name] for name in _MATCH_ERROR & dis.opmap.keys())
+_BEGINS_HANDLER = bytes((dis.opmap.get("PUSH_EXC_INFO", 0), dis.opmap["POP_TOP"]))
 _OF_PYTHON = frozenset(
     (
         *("AttributeError", "ImportError", "KeyError", "ModuleNotFoundError", "NameError", "OSError"),
@@ -65,7 +77,7 @@ _OF_PYTHON = frozenset(
     )
 )
 _SUPPRESS = frozenset({"suppress", "__exit__"})
-_WRITES_FREE = frozenset({"STORE_DEREF", "DELETE_DEREF"})
+_WRITES_FREE = frozenset(dis.opmap[name] for name in ("STORE_DEREF", "DELETE_DEREF"))
 _SERIALIZATION = torch.serialization.__file__
 _PROCESS_GROUPS = os.path.join("distributed", "distributed_c10d.py")
 # Files of torch that run for a model as in eager; other files may run for the tracer.
@@ -360,8 +372,10 @@ def _catches(code: types.CodeType) -> bool:
     """Whether code may go on after an error that something it calls raises."""
     if not _SUPPRESS.isdisjoint(names_of(code)):
         return True
-    if getattr(code, "co_exceptiontable", None) == b"":  # Python 3.11 and later
-        return False
+    if sys.version_info >= (3, 11):
+        opcodes = code.co_code[::2]
+        if _MATCH_ERROR_CODES.isdisjoint(opcodes) and _BEGINS_HANDLER not in opcodes:
+            return False
     steps = list(dis.get_instructions(code))
     begins = {step.argval for step in steps if step.opname == "SETUP_FINALLY"}  # Python 3.10
     last = ""
@@ -382,15 +396,15 @@ def _catches(code: types.CodeType) -> bool:
 
 def _hands_on(code: types.CodeType, name: str) -> bool:
     """Whether code uses a builtin without calling it: C code that gets it (`partial`) may call it."""
-    loads = [each for each in dis.get_instructions(code) if each.argval == name and "GLOBAL" in each.opname]
+    loads = (each for each in arguments_of(code, _OF_GLOBALS) if name_of(code, *each) == name)
     # From Python 3.11 on, the lowest bit says that a call follows.
-    return sys.version_info < (3, 11) or not all(each.arg is not None and each.arg & 1 for each in loads)
+    return sys.version_info < (3, 11) or not all(argument & 1 for _opcode, argument in loads)
 
 
 @cached_by_code
 def global_names(code: types.CodeType) -> frozenset[str]:
     """Names that code looks up, or writes, as globals."""
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME")))
+    return frozenset(name_of(code, *each) for each in arguments_of(code, _NAMES_GLOBALS))
 
 
 @cached_by_code
@@ -410,9 +424,11 @@ def imported_names(code: types.CodeType) -> frozenset[str]:
 
 @cached_by_code
 def _written_free(code: types.CodeType) -> frozenset[str]:
+    if _WRITES_FREE.isdisjoint(code.co_code[::2]):
+        return frozenset()
     free = set(code.co_freevars)
     return frozenset(
-        i.argval for i in dis.get_instructions(code) if i.opname in _WRITES_FREE and i.argval in free
+        i.argval for i in dis.get_instructions(code) if i.opcode in _WRITES_FREE and i.argval in free
     )
 
 

@@ -35,6 +35,7 @@ class Snapshot(Walk):
     _guard: StateGuard | None = None
     guarded: Sequence[Record] = ()  # in the guard
     _unread: Sequence[Record] = ()  # not in it
+    _extent: tuple[object, ...] = ()  # of what was met when the guard was made
     compares_facts = True
     num_threads: int | None = None  # of torch, if the model asked for it
     _operators: _C.OperatorKernels | None = None
@@ -148,7 +149,7 @@ class Snapshot(Walk):
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
             if not _ASK_LEVELS.isdisjoint(self.read_names):
                 records += [record for logger in self._loggers for record in logger_records(logger)]
-            self.guarded, self._unread = records, unread
+            self.guarded, self._unread, self._extent = records, unread, self._met()
             self._guard = self.guard_of(records)
         return self._guard
 
@@ -166,7 +167,17 @@ class Snapshot(Walk):
         """The code calls operators, whose kernels and definitions in Python are compared from now on."""
         self._operators = kernels
         self._definitions = [DictRecord("definition of an operator", each) for each in definitions]
-        self._guard = None
+        is_same = not (self._definitions or self.caches or self.facts) and self._extent == self._met()
+        if self._guard is not None and is_same:
+            self._guard.compare(kernels)
+        else:
+            self._guard = None
+
+    def _met(self) -> tuple[object, ...]:
+        """How much was met, which only grows: records, the names in them, and the names in code."""
+        in_scopes = [len(each.saved) for each in self._scopes.values()]
+        in_classes = [len(each.saved) for each in self._classes.values()]
+        return len(self._records), in_scopes, in_classes, len(self.read_names)
 
     def guard_of(self, records: Sequence[Record]) -> StateGuard:
         """A guard of these records instead of its own."""

@@ -10,11 +10,13 @@ import builtins
 import functools
 import importlib
 import sys
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._functorch.config  # which the first mode would
 from torch._library import simple_registry
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -48,6 +50,8 @@ _SETTINGS = {
 }
 _TORCH = _Overlay(torch, _dynamo=types.SimpleNamespace(config=types.SimpleNamespace(**_SETTINGS)))
 _NO_VALIDATOR = types.SimpleNamespace(translation_validation_enabled=lambda: False)
+# A mode keeps where it was made, for messages; reading the lines of those files takes a millisecond.
+_NO_STACK = _Overlay(traceback, extract_stack=list)
 
 
 def _import(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +80,8 @@ def without_dynamo(function: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _copy(function: Any) -> Callable[..., Any]:
-    return copied(function, torch=_TORCH, __builtins__={**vars(builtins), "__import__": _import})
+    scope = {**vars(builtins), "__import__": _import}
+    return copied(function, torch=_TORCH, traceback=_NO_STACK, __builtins__=scope)
 
 
 def copied(function: Any, **names: Any) -> types.FunctionType:
