@@ -2,7 +2,6 @@
 
 #include <ATen/core/enum_tag.h>
 
-#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,8 +11,6 @@
 
 namespace staticrt::graphs {
 namespace {
-
-using Overloads = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
 
 // Composite operators of any backend that only call other operators. Others of their kind also touch bytes
 // themselves (pack_padded_sequence), so that recording what they call would miss something.
@@ -50,10 +47,6 @@ bool overwrites(const std::string& base) {
   return names->contains(base);
 }
 
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
 // Operators whose kernels in staticrt give torch's bits for any values: they round at most once, as torch's
 // do. Others (exp, sums, products of matrices) may differ in the last place, so torch's own kernels run.
 bool is_exact(const std::string& base) {
@@ -69,58 +62,6 @@ bool is_exact(const std::string& base) {
   return base.starts_with("aten::") && names->contains(base.substr(6));
 }
 
-// Names of every overload by base name, read once: operators registered later have no out overload here.
-// Names only: to look up thousands of operators takes longer than most captures.
-const Overloads& overloads() {
-  static const auto* all = [] {
-    auto* found = new Overloads;
-    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames())
-      (*found)[name.name].push_back(name);
-    return found;
-  }();
-  return *all;
-}
-
-bool is_out_of(const c10::FunctionSchema& op, const c10::FunctionSchema& out) {
-  const size_t args = op.arguments().size();
-  if (out.arguments().size() != args + op.returns().size() || op.returns().empty()) return false;
-  for (size_t i = 0; i < args; ++i) {
-    const c10::Argument& a = op.arguments()[i];
-    const c10::Argument& b = out.arguments()[i];
-    if (a.name() != b.name() || *a.type() != *b.type() || is_written(b)) return false;
-  }
-  for (size_t i = args; i < out.arguments().size(); ++i) {
-    const c10::Argument& b = out.arguments()[i];
-    if (!is_written(b) || b.type()->kind() != c10::TypeKind::TensorType) return false;
-  }
-  return std::all_of(op.returns().begin(), op.returns().end(), [](const c10::Argument& r) {
-    return r.type()->kind() == c10::TypeKind::TensorType && r.alias_info() == nullptr;
-  });
-}
-
-std::optional<c10::OperatorHandle> find_out(const c10::OperatorHandle& op) {
-  const auto at = overloads().find(op.operator_name().name);
-  if (at == overloads().end()) return std::nullopt;
-  for (const c10::OperatorName& name : at->second) {
-    const auto candidate = c10::Dispatcher::singleton().findSchema(name);
-    // Without a kernel of its own it calls the functional form and copies: no gain.
-    if (candidate && is_out_of(op.schema(), candidate->schema()) &&
-        candidate->hasKernelForDispatchKey(c10::DispatchKey::CPU))
-      return candidate;
-  }
-  return std::nullopt;
-}
-
-std::optional<c10::OperatorHandle> find_structured_out(const c10::OperatorHandle& op,
-                                                       const std::string& name) {
-  const auto overload = structured_out_overload(name);
-  if (!overload) return std::nullopt;
-  const auto out = c10::Dispatcher::singleton().findSchema({op.operator_name().name, std::string(*overload)});
-  if (!out || !is_out_of(op.schema(), out->schema()) || !out->hasKernelForDispatchKey(c10::DispatchKey::CPU))
-    return std::nullopt;
-  return out;
-}
-
 OpFacts read(const c10::OperatorHandle& op) {
   OpFacts facts;
   const c10::OperatorName& name = op.operator_name();
@@ -129,7 +70,7 @@ OpFacts read(const c10::OperatorHandle& op) {
   const bool implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   const auto& args = op.schema().arguments();
   for (uint32_t i = 0; i < args.size(); ++i)
-    if (is_written(args[i])) facts.writes.push_back(i);
+    if (args[i].alias_info() && args[i].alias_info()->isWrite()) facts.writes.push_back(i);
   facts.decompose =
       forwards(facts.name) ||
       (!own_kernel && (implicit || (facts.writes.empty() && transparent().contains(name.name))));
@@ -144,9 +85,10 @@ OpFacts read(const c10::OperatorHandle& op) {
   facts.updates_statistics = name.name == "aten::native_batch_norm" && facts.writes.empty();
   if (facts.decompose || facts.allocates || !facts.writes.empty() || facts.random) return facts;
   if (facts.updates_statistics || facts.reads_on_host || facts.foreign) return facts;
-  facts.out = find_structured_out(op, facts.name);
-  facts.structured = facts.out.has_value();
-  if (!facts.out) facts.out = find_out(op);
+  facts.out = find_out_overload(op);
+  // Without a kernel of its own it calls the functional form and copies: no gain.
+  if (facts.out && !facts.out->hasKernelForDispatchKey(c10::DispatchKey::CPU)) facts.out.reset();
+  facts.structured = facts.out && is_structured(facts.name);
   if (facts.out) facts.direct = direct_call(*facts.out);
   if (!is_exact(name.name)) return facts;
   facts.pointwise = is_pointwise(facts.name);

@@ -1,15 +1,19 @@
-// Which operators have an out overload that computes exactly what the functional one does.
+// Out overloads of operators, and which of them compute exactly what the functional operator does.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include <optional>
-#include <string_view>
+#include <string>
 
 namespace staticrt {
 
-// The overload name of the out variant of a structured operator, "aten::add.Tensor" -> "out"; nullopt for
-// any other. A structured operator has one kernel for both, which sizes its output itself. Other out
-// overloads may expect a sized output (binary_cross_entropy.out), lay it out otherwise (cholesky.out), or
-// allocate and copy.
-std::optional<std::string_view> structured_out_overload(std::string_view op);
+// Whether torch has one kernel for "aten::add.Tensor" and its out overload, which sizes its output itself.
+// Out overloads of other operators may expect a sized output (binary_cross_entropy.out), lay it out otherwise
+// (cholesky.out), or allocate and copy.
+bool is_structured(const std::string& op);
+
+// The overload that takes the operator's arguments and then the tensors it writes, with kernels or without.
+std::optional<c10::OperatorHandle> find_out_overload(const c10::OperatorHandle& op);
 
 }  // namespace staticrt

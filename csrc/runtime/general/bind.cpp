@@ -9,22 +9,12 @@
 namespace staticrt {
 namespace {
 
-// The out overload of a structured op, if its arguments are the op's own and its outputs.
-std::optional<c10::OperatorHandle> find_out_overload(const Node& node, const DeviceMemory& memory) {
-  const std::optional<std::string_view> overload = structured_out_overload(node.op);
-  if (!overload) return std::nullopt;
-  const c10::FunctionSchema& schema = node.handle->schema();
-  auto found = c10::Dispatcher::singleton().findSchema({schema.name(), std::string(*overload)});
+// The out overload of a structured op.
+std::optional<c10::OperatorHandle> find_boxed_out(const Node& node, const DeviceMemory& memory) {
+  if (!is_structured(node.op)) return std::nullopt;
+  auto found = find_out_overload(*node.handle);
   // Its own kernel, or the device's fallback.
-  if (!found || !found->hasComputedKernelForDispatchKey(memory.keys().highestPriorityTypeId()))
-    return std::nullopt;
-  const auto& args = found->schema().arguments();
-  if (args.size() != schema.arguments().size() + schema.returns().size()) return std::nullopt;
-  for (size_t i = 0; i < schema.arguments().size(); ++i) {
-    if (args[i].name() != schema.arguments()[i].name() || *args[i].type() != *schema.arguments()[i].type()) {
-      return std::nullopt;
-    }
-  }
+  if (found && !found->hasComputedKernelForDispatchKey(memory.keys().highestPriorityTypeId())) found.reset();
   return found;
 }
 
@@ -93,7 +83,7 @@ void choose_kernel(const Program& program, const Node& node, const BindOptions& 
       return;
     }
   }
-  if (can_write_out && (bound.out_handle = find_out_overload(node, *memory))) {
+  if (can_write_out && (bound.out_handle = find_boxed_out(node, *memory))) {
     bound.kind = BoundKind::kBoxedOut;
     bound.memory = memory;
     return;
