@@ -1,8 +1,6 @@
 #include "runtime/call/verify.h"
 
-#include <ATen/ops/allclose.h>
-#include <ATen/ops/empty_strided.h>
-#include <ATen/ops/equal.h>
+#include <ATen/Functions.h>
 
 #include <algorithm>
 #include <mutex>

@@ -1,8 +1,6 @@
 #include "runtime/general/control_flow.h"
 
-#include <ATen/ops/clone.h>
-#include <ATen/ops/select.h>
-#include <ATen/ops/stack.h>
+#include <ATen/Functions.h>
 
 #include "common/error.h"
 #include "kernels/registry/operands.h"
