@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 
 #include "archive/moved_program.h"
 #include "archive/operator_rule.h"

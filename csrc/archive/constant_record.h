@@ -3,8 +3,6 @@
 
 #include <ATen/core/ivalue.h>
 
-#include <vector>
-
 #include "archive/bytes.h"
 #include "archive/tensor_table.h"
 

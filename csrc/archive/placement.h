@@ -3,7 +3,6 @@
 
 #include <c10/core/Device.h>
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include "archive/bytes.h"
 #include "archive/tensor_table.h"

@@ -1,7 +1,6 @@
 // Where the records of a zip archive lie. Records must be stored, not compressed, as torch writes them.
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>

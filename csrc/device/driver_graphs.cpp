@@ -6,7 +6,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <utility>
 #include <vector>
 
 #include "allocator/pools/pools.h"

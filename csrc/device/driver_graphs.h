@@ -14,7 +14,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 
 #include "allocator/core/device_api.h"
 #include "device/device_memory.h"

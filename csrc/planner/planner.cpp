@@ -1,7 +1,6 @@
 #include "planner/planner.h"
 
 #include <algorithm>
-#include <array>
 
 #include "common/tuning.h"
 #include "planner/conflicts.h"

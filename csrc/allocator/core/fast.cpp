@@ -6,7 +6,6 @@
 //
 // All of it is inlined into the two public operations; bench_allocator counts the instructions.
 #include "allocator/core/allocator.h"
-#include "common/error.h"
 
 #define SRT_INLINE [[gnu::always_inline]] inline
 

@@ -1,6 +1,5 @@
 #include "allocator/pools/checkpoint.h"
 
-#include <algorithm>
 #include <sstream>
 
 #include "common/error.h"

@@ -1,7 +1,6 @@
 // SimDriver, third part: work that declares what it uses, and checks of memory.
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <utility>
 
 #include "allocator/simulated/driver_sim.h"

@@ -15,7 +15,6 @@
 // Thread safety: none. SimDriver holds its mutex around every call.
 #pragma once
 
-#include <cstddef>
 #include <map>
 #include <memory>
 #include <set>

@@ -1,6 +1,5 @@
 // SimDriver, second part: the program that runs on the device, and its environment.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "allocator/simulated/driver_sim.h"

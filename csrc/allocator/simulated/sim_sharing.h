@@ -10,7 +10,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 
 #include "allocator/core/types.h"
 #include "allocator/sharing/file_descriptor.h"

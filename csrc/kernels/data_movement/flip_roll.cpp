@@ -7,7 +7,6 @@
 #include <c10/core/WrapDimMinimal.h>
 
 #include <array>
-#include <cstring>
 #include <utility>
 
 #include "kernels/data_movement/boxes.h"

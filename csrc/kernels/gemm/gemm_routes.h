@@ -1,9 +1,6 @@
 // Matrix products of prepared programs: what is to be computed, the ways to compute it, and the choice.
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include "kernels/gemm/gemm_kernels.h"
 #include "kernels/registry/prepare.h"
 

@@ -3,9 +3,6 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/ScalarType.h>
 
-#include <cmath>
-#include <map>
-
 #include "kernels/pointwise/pointwise_ops.h"
 
 namespace staticrt {

@@ -1,8 +1,6 @@
 // The operators but activations (pointwise_activations.cpp).
 #include "kernels/pointwise/pointwise_ops.h"
 
-#include <map>
-
 namespace staticrt {
 
 using at::ScalarType;

@@ -2,7 +2,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <limits>
 
 #include "common/error.h"

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "kernels/pointwise/tile_prims.h"
 #include "kernels/reduction/row_kernels.h"

@@ -1,7 +1,6 @@
 // Reading a PrepareRequest's arguments, and calls made of a lambda.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 

@@ -6,8 +6,6 @@
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/Scalar.h>
 
-#include <optional>
-
 namespace staticrt {
 
 void resize(at::Tensor& out, at::IntArrayRef sizes, at::MemoryFormat format = at::MemoryFormat::Contiguous);

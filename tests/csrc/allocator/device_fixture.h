@@ -3,7 +3,6 @@
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "allocator/core/allocator.h"
 #include "allocator/core/inspector.h"

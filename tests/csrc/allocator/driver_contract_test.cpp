@@ -4,7 +4,6 @@
 
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "allocator/drivers/driver_host.h"
 #include "fake_cuda.h"

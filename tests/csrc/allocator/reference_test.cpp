@@ -5,7 +5,6 @@
 // recordings_test.cpp compares with torch's own allocator; this one says by which rules the two agree.
 #include <iostream>
 #include <list>
-#include <map>
 #include <random>
 
 #include "allocator/device_fixture.h"

@@ -1,9 +1,7 @@
 #include "allocator/simulated/sim_access.h"
 
 #include <cstdio>
-#include <map>
 #include <random>
-#include <set>
 #include <vector>
 
 #include "test.h"

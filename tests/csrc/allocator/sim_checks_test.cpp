@@ -1,5 +1,4 @@
 // What the simulated device checks about work that says what it reads and writes.
-#include <cstring>
 
 #include "allocator/device_fixture.h"
 #include "allocator/simulated/sim_races.h"

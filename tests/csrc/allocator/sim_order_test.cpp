@@ -1,6 +1,5 @@
 // How far streams move that nobody waits for, bounded queues, and memory that only kernels see.
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 

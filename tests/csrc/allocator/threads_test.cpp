@@ -1,6 +1,5 @@
 // Everything at once from several threads, for ThreadSanitizer: requests on streams that come up meanwhile,
 // private pools, flushes, history, options, statistics, snapshots, limits.
-#include <atomic>
 #include <random>
 #include <thread>
 

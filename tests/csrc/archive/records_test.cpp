@@ -7,7 +7,6 @@
 
 #include "archive/archive.h"
 #include "archive/constant_record.h"
-#include "archive/program_record.h"
 #include "archive/trace_record.h"
 #include "archive/zip_index.h"
 #include "common/error.h"

@@ -3,9 +3,7 @@
 
 #include <array>
 #include <cmath>
-#include <limits>
 #include <random>
-#include <string>
 #include <vector>
 
 #include "kernels/gemm/gemm_plan.h"

@@ -5,7 +5,6 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
-#include <cmath>
 #include <limits>
 #include <sstream>
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 
-#include <iostream>
 #include <limits>
 
 #include "kernels/prepared_util.h"

@@ -1,8 +1,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 #include "kernels/pointwise/pointwise_chain.h"
 #include "kernels/pointwise/pointwise_ops.h"
 #include "kernels/prepared_util.h"

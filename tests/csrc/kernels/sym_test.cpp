@@ -1,6 +1,5 @@
 // sym:: arithmetic against CPython's own answers.
 #include <cmath>
-#include <limits>
 
 #include "common/error.h"
 #include "kernels/registry/registry.h"

@@ -1,7 +1,6 @@
 // staticrt::tree_ensemble as a kernel and as a prepared call against the operator itself, which
 // tests/interop/onnx/test_tree_operator.py compares with a walk in Python. Tables of random numbers will do:
 // whatever they hold, a walk has one answer.
-#include <random>
 
 #include "driver.h"
 #include "prepared_util.h"

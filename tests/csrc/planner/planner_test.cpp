@@ -1,7 +1,6 @@
 #include "planner/planner.h"
 
 #include <cstdio>
-#include <numeric>
 
 #include "planner/brute_force.h"
 #include "planner/greedy.h"

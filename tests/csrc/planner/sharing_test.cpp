@@ -6,7 +6,6 @@
 #include <map>
 #include <random>
 
-#include "planner/validate.h"
 #include "test.h"
 
 using namespace staticrt::planner;

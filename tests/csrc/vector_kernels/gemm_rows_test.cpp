@@ -1,6 +1,5 @@
 // Products that read the rows of B where they lie, against sums in double.
 #include <limits>
-#include <string>
 
 #include "kernels/gemm/gemm_kernels.h"
 #include "vector_kernels/sets.h"

@@ -1,5 +1,4 @@
 // Products of packed panels and convolutions of channels-last pixels, against sums in double.
-#include <algorithm>
 
 #include "kernels/gemm/gemm_kernels.h"
 #include "vector_kernels/sets.h"

@@ -21,11 +21,9 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <map>
 #include <random>
 #include <string>
-#include <vector>
 
 #include "stub_cuda.h"
 
