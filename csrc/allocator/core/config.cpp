@@ -52,24 +52,18 @@ struct Value {
     *out = word == "True";
     return true;
   }
-  bool integer(uint64_t* out) {
+  template <class T>
+  bool number(T* out, std::string_view kind = "a number") {
     const std::string_view word = next();
-    uint64_t value = 0;
-    const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (code != std::errc() || end != word.data() + word.size())
-      return fail(detail::concat("expected a whole number, got '", word, "'"));
+    const char* last = word.data() + word.size();
+    T value = 0;
+    const auto [end, code] = std::from_chars(word.data(), last, value);
+    if (code != std::errc() || end != last || !std::isfinite(static_cast<double>(value)))
+      return fail(detail::concat("expected ", kind, ", got '", word, "'"));
     *out = value;
     return true;
   }
-  bool number(double* out) {
-    const std::string_view word = next();
-    double value = 0;
-    const auto [end, code] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (code != std::errc() || end != word.data() + word.size() || !std::isfinite(value))
-      return fail(detail::concat("expected a number, got '", word, "'"));
-    *out = value;
-    return true;
-  }
+  bool integer(uint64_t* out) { return number(out, "a whole number"); }
   // A whole number of MiB, as bytes.
   bool mebibytes(Bytes* out) {
     uint64_t value = 0;
@@ -93,13 +87,6 @@ bool parse_mode(Value& value, Config& config) {
   if (word != "native" && word != "compat")
     return value.fail(detail::concat("expected native or compat, got '", word, "'"));
   config.mode = word == "compat" ? Mode::compat : Mode::native;
-  return true;
-}
-
-bool parse_expandable(Value& value, Config& config) {
-  bool on = false;
-  if (!value.boolean(&on)) return false;
-  config.expandable_segments = on;
   return true;
 }
 
@@ -209,9 +196,12 @@ bool parse_va(Value& value, Config& config) {
   return true;
 }
 
-template <bool Config::* member>
+template <auto member>
 bool parse_flag(Value& value, Config& config) {
-  return value.boolean(&(config.*member));
+  bool on = false;
+  if (!value.boolean(&on)) return false;
+  config.*member = on;
+  return true;
 }
 
 bool parse_ignored_flag(Value& value, Config&) {
@@ -231,7 +221,7 @@ constexpr Option kOptions[] = {
     // False: every request is a driver call of its own
     {"caching", parse_flag<&Config::caching>},
     // True: segments of mapped pages that grow in place
-    {"expandable_segments", parse_expandable},
+    {"expandable_segments", parse_flag<&Config::expandable_segments>},
     // address space per stream and pool: a fraction of total (0.5) or a size (40G)
     {"expandable_va", parse_va},
     // free old blocks when reserved exceeds this part of the limit

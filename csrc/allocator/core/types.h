@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <ostream>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 namespace staticrt::alloc {
@@ -37,40 +37,13 @@ inline constexpr NodeId kNoNode{0};
 inline constexpr GraphId kNoGraph{0};
 inline constexpr ExecId kNoExec{0};
 
-constexpr uint64_t raw(StreamId id) {
+template <class Id>
+concept DriverId = std::is_enum_v<Id> && std::is_same_v<std::underlying_type_t<Id>, uint64_t>;
+
+constexpr uint64_t raw(DriverId auto id) {
   return static_cast<uint64_t>(id);
 }
-constexpr uint64_t raw(EventId id) {
-  return static_cast<uint64_t>(id);
-}
-constexpr uint64_t raw(PhysicalId id) {
-  return static_cast<uint64_t>(id);
-}
-constexpr uint64_t raw(NodeId id) {
-  return static_cast<uint64_t>(id);
-}
-constexpr uint64_t raw(GraphId id) {
-  return static_cast<uint64_t>(id);
-}
-constexpr uint64_t raw(ExecId id) {
-  return static_cast<uint64_t>(id);
-}
-inline std::ostream& operator<<(std::ostream& out, StreamId id) {
-  return out << raw(id);
-}
-inline std::ostream& operator<<(std::ostream& out, EventId id) {
-  return out << raw(id);
-}
-inline std::ostream& operator<<(std::ostream& out, PhysicalId id) {
-  return out << raw(id);
-}
-inline std::ostream& operator<<(std::ostream& out, NodeId id) {
-  return out << raw(id);
-}
-inline std::ostream& operator<<(std::ostream& out, GraphId id) {
-  return out << raw(id);
-}
-inline std::ostream& operator<<(std::ostream& out, ExecId id) {
+inline std::ostream& operator<<(std::ostream& out, DriverId auto id) {
   return out << raw(id);
 }
 
@@ -110,25 +83,9 @@ enum class Code : uint8_t {
 };
 
 constexpr const char* name_of(Code code) {
-  switch (code) {
-    case Code::ok:
-      return "ok";
-    case Code::oom:
-      return "oom";
-    case Code::not_ready:
-      return "not_ready";
-    case Code::unsupported:
-      return "unsupported";
-    case Code::invalid_pointer:
-      return "invalid_pointer";
-    case Code::invalid_argument:
-      return "invalid_argument";
-    case Code::internal:
-      return "internal";
-    case Code::error:
-      return "error";
-  }
-  return "?";
+  constexpr const char* names[] = {
+      "ok", "oom", "not_ready", "unsupported", "invalid_pointer", "invalid_argument", "internal", "error"};
+  return names[static_cast<int>(code)];
 }
 inline std::ostream& operator<<(std::ostream& out, Code code) {
   return out << name_of(code);

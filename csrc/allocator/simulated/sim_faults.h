@@ -13,63 +13,24 @@
 namespace staticrt::alloc {
 
 // The calls of Driver, in its order, and SimDriver::launch.
-enum class SimCall : uint8_t {
-  memory_info,
-  pending_error,
-  segment_alloc,
-  segment_free,
-  va_reserve,
-  va_release,
-  physical_create,
-  physical_release,
-  map,
-  unmap,
-  set_access,
-  reached_by,
-  enable_peer,
-  revoke_access,
-  event_create,
-  event_destroy,
-  event_record,
-  event_query,
-  event_sync,
-  stream_wait,
-  stream_sync,
-  device_sync,
-  capture_state,
-  exchange_capture_mode,
-  capture_marker,
-  capture_settled,
-  capture_begin,
-  capture_end,
-  graph_instantiate,
-  graph_launch,
-  exec_destroy,
-  graph_destroy,
-  stream_create,
-  capture_copy,
-  exec_set_copy,
-  physical_export,
-  physical_import,
-  processes,
-  launch,
-};
-inline constexpr size_t kSimCalls = static_cast<size_t>(SimCall::launch) + 1;
-inline constexpr std::array<std::string_view, kSimCalls> kSimCallNames = {
-    "memory_info",     "pending_error",     "segment_alloc",
-    "segment_free",    "va_reserve",        "va_release",
-    "physical_create", "physical_release",  "map",
-    "unmap",           "set_access",        "reached_by",
-    "enable_peer",     "revoke_access",     "event_create",
-    "event_destroy",   "event_record",      "event_query",
-    "event_sync",      "stream_wait",       "stream_sync",
-    "device_sync",     "capture_state",     "exchange_capture_mode",
-    "capture_marker",  "capture_settled",   "capture_begin",
-    "capture_end",     "graph_instantiate", "graph_launch",
-    "exec_destroy",    "graph_destroy",     "stream_create",
-    "capture_copy",    "exec_set_copy",     "physical_export",
-    "physical_import", "processes",         "launch",
-};
+// clang-format off
+#define SRT_SIM_CALLS(CALL)                                                                              \
+  CALL(memory_info) CALL(pending_error) CALL(segment_alloc) CALL(segment_free) CALL(va_reserve)          \
+  CALL(va_release) CALL(physical_create) CALL(physical_release) CALL(map) CALL(unmap) CALL(set_access)   \
+  CALL(reached_by) CALL(enable_peer) CALL(revoke_access) CALL(event_create) CALL(event_destroy)          \
+  CALL(event_record) CALL(event_query) CALL(event_sync) CALL(stream_wait) CALL(stream_sync)              \
+  CALL(device_sync) CALL(capture_state) CALL(exchange_capture_mode) CALL(capture_marker)                 \
+  CALL(capture_settled) CALL(capture_begin) CALL(capture_end) CALL(graph_instantiate) CALL(graph_launch) \
+  CALL(exec_destroy) CALL(graph_destroy) CALL(stream_create) CALL(capture_copy) CALL(exec_set_copy)      \
+  CALL(physical_export) CALL(physical_import) CALL(processes) CALL(launch)
+// clang-format on
+#define SRT_NAMED(name) name,
+#define SRT_QUOTED(name) #name,
+enum class SimCall : uint8_t { SRT_SIM_CALLS(SRT_NAMED) };
+inline constexpr std::string_view kSimCallNames[] = {SRT_SIM_CALLS(SRT_QUOTED)};
+#undef SRT_NAMED
+#undef SRT_QUOTED
+inline constexpr size_t kSimCalls = std::size(kSimCallNames);
 constexpr std::string_view name_of(SimCall call) {
   return kSimCallNames[static_cast<size_t>(call)];
 }
