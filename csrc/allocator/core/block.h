@@ -16,9 +16,7 @@
 // (LooseAddr): a thread cache checks whether a block that it remembers still has the given address.
 #pragma once
 
-#include <array>
 #include <atomic>
-#include <bit>
 #include <cstddef>
 
 #include "allocator/core/size_policy.h"

@@ -6,7 +6,6 @@
 // Thread safety: a Config is a value; share it as shared_ptr<const Config>.
 #pragma once
 
-#include <array>
 #include <limits>
 #include <optional>
 #include <string>

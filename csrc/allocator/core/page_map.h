@@ -9,7 +9,6 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 
 #include "allocator/core/block.h"
 

@@ -7,7 +7,6 @@
 #include <array>
 #include <bit>
 #include <cstddef>
-#include <limits>
 
 #include "allocator/core/types.h"
 #include "common/bits.h"

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "allocator/core/types.h"

@@ -4,9 +4,7 @@
 // Threads are those of at::parallel_for, as many as torch.set_num_threads says.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <memory>
 
 #include "common/tuning.h"
 
