@@ -2,7 +2,10 @@
 
 import collections
 import dataclasses
+import inspect
 import itertools
+import sys
+import weakref
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ class Model(torch.nn.Module):
         self.body, self.members, self.moved = body, {1, 9, 17}, {0, 1, 16}
         self.moved -= {0, 1}
         self.a, self.b = 1.0, 2.0
+        self.ordered = collections.OrderedDict(u=2.0, v=3.0, w=5.0)
 
     def forward(self, x):
         print(end="")
@@ -165,6 +169,12 @@ def changes_arrays(model, x):
     return x * bias, seen.sum()
 
 
+def moves_the_first_item(model, x):
+    name, value = model.ordered.popitem(last=False)
+    model.ordered[name] = value
+    return x * value, ord(name)
+
+
 def taken(result):
     """What a caller sees of a result; of a generator the first item."""
     return (0, next(result)) if hasattr(result, "send") else result
@@ -174,6 +184,7 @@ BODIES = [
     *(discards_and_adds, adds_in_another_order, goes_through_it_later, joins, folds, sorts),
     *(makes_lists, removes_what_moved_another, subtracts_what_moved_another, adds_where_another_moved),
     *(deletes_and_sets, sends, ends_early, takes_what_it_returns, gives, changes_arrays),
+    moves_the_first_item,
 ]
 
 
@@ -276,3 +287,61 @@ def test_the_reason_is_told_and_what_the_function_calls_is_compiled():
     explanation = compiled.explain()
     assert len(explanation.traces) == 1
     assert "another order than Python" in str(explanation)
+
+
+def callers_names():
+    return sorted(sys._getframe(1).f_locals)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    "looked",
+    [
+        *("eval('k')", "sorted(locals())", "sorted(vars())", "dir()", "callers_names()", "exec('k') or k"),
+        *("inspect.stack()[0].function", "sys._getframe().f_code.co_name", "(lambda k: eval('k'))(k)"),
+    ],
+)
+def test_frames_that_code_looks_at_are_eagers(looked, gradients):
+    names = {"sys": sys, "inspect": inspect, "callers_names": callers_names}
+    exec(f"def function(x, k):\n    y = x + 1\n    print(end='')\n    return y * k, {looked}", names)
+    compiled = staticrt.compile(names["function"])
+    for number in (2, 2, 3):
+        x = torch.ones(2, requires_grad=gradients)
+        got, expected = compiled(x, number), names["function"](x, number)
+        assert torch.equal(got[0], expected[0])
+        assert got[1] == expected[1]
+
+
+def test_a_method_named_eval_looks_at_no_frame():
+    layer = torch.nn.Dropout()
+
+    def function(x):
+        print(end="")
+        layer.eval()
+        return layer(x) * 2
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        for _call in range(2):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert compiled.explain().traces
+
+
+def test_a_weak_reference_to_what_the_function_makes_ends():
+    class Row:
+        pass
+
+    ended = []
+
+    def function(x):
+        row = Row()
+        row.values = x
+        reference = weakref.ref(row, lambda _reference: ended.append(1))
+        y = reference().values * 2
+        del row
+        return y, reference() is None
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        assert [compiled(torch.ones(2))[1] for _call in range(5)] == [True] * 5
+    assert len(ended) == 5

@@ -1,6 +1,7 @@
 """Memory that arguments and views share: writes show where eager's do, and shapes change where eager's do."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -182,6 +183,21 @@ def test_a_buffer_changes_its_shape_in_place():
 )
 def test_out_tensors_are_resized(function):
     check(function, lambda: (*rows(), torch.empty(0), torch.empty(0, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("out", ["o", "torch.ones(5)"], ids=["argument", "own"])
+def test_a_resized_out_tensor_with_elements_is_warned_of_in_eagers_words(out):
+    names = {"torch": torch}
+    exec(f"def f(x, o): return torch.add(x, 1, out={out}) * 2", names)
+    told = []
+    for run in (names["f"], staticrt.compile(names["f"])):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results = [run(torch.ones(3), torch.ones(5)) for _ in range(3)]
+        told.append([str(warning.message).split(" (")[0] for warning in caught])
+        assert all(torch.equal(result, torch.full((3,), 4.0)) for result in results)
+    assert told[0] == told[1]
+    assert len(told[0]) == 3
 
 
 def test_a_view_of_a_strided_view_is_read_by_strides():

@@ -1,5 +1,6 @@
 """Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
-generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to.
+generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to;
+weak references that are made.
 
 A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """
@@ -16,6 +17,7 @@ import operator
 import os
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -273,7 +275,9 @@ def _copies(function: Any, tx: Any, *_args: Any) -> None:
 
 
 def _makes(kind: Any, *_args: Any) -> None:
-    """Dynamo makes an object without the `__call__` of its metaclass."""
+    """Dynamo makes an object without the `__call__` of its metaclass, and a weak reference that never ends."""
+    if kind.value is weakref.ref:
+        raise Differs("Dynamo keeps alive what a weak reference leads to")
     call = inspect.getattr_static(type(kind.value), "__call__", None)
     if isinstance(call, types.FunctionType) and is_user_file(call.__code__.co_filename):
         raise Differs("Dynamo does not run the __call__ of a metaclass")

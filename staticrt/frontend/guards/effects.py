@@ -33,10 +33,11 @@ _EFFECT = _C.CallWatcher.EFFECT
 _LOUD = _C.CallWatcher.LOUD_EFFECT
 
 _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec", "__import__"})
-# Functions that Dynamo runs only while it compiles, or runs differently: it does not move an item of a dict to the end.
+# Functions that Dynamo runs only while it compiles, or runs differently: it does not move an item of a dict to the end,
+# and takes the item that was the last, or the first, when it compiled.
 MISSED_BY_DYNAMO = frozenset({
     "putenv", "unsetenv", "getrecursionlimit", "getswitchinterval", "__subclasses__", "cache_info", "locked",
-    "move_to_end", "is_inference_mode_enabled", "is_autocast_cache_enabled", "find_spec",
+    "move_to_end", "popitem", "is_inference_mode_enabled", "is_autocast_cache_enabled", "find_spec",
     "set_int_max_str_digits", "get_int_max_str_digits",
 })  # fmt: skip
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})

@@ -9,11 +9,13 @@ from staticrt.frontend.guards.code_objects import CodeSet
 from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord, MembersRecord
+from staticrt.frontend.guards.own_frames import looks_at_frames
 from staticrt.frontend.guards.reads import Reads
 from staticrt.frontend.guards.records import MISSING, DictRecord, Record, ScopeRecord
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import AnswerRecord
+from staticrt.frontend.reasons import is_user_file
 
 # What a tensor is in autograd differs where a graph returns it.
 _OF_GRAPHS = frozenset({"_version", "_base", "_is_view"})
@@ -39,6 +41,10 @@ class WatchedState:
         self.is_misread = (
             not _OF_GRAPHS.isdisjoint(snapshot.model_names)
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
+            or any(
+                is_user_file(each.__code__.co_filename) and looks_at_frames(each.__code__)
+                for each in snapshot.functions()
+            )
             or _imports_replaced(snapshot)
             or bool(snapshot.caches)  # Dynamo calls the functions behind them
             or any(isinstance(each, NumpyErrorsRecord) and each.has_effect for each in snapshot.records())

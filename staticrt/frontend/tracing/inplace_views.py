@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -66,3 +69,12 @@ def _replaced(value: Any, tensor: torch.Tensor, other: torch.Tensor) -> Any:
 
 def _makes_a_view(func: Any) -> bool:
     return any(result.alias_info is not None for result in func._schema.returns)
+
+
+@contextlib.contextmanager
+def resizing(outs: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Within, torch's rule of an operator does not warn that it resizes one of `outs`: eager warns, in its own words."""
+    with warnings.catch_warnings() if outs else contextlib.nullcontext():
+        if outs:
+            warnings.filterwarnings("ignore", "An output with one or more elements was resized")
+        yield

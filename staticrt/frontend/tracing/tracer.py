@@ -233,7 +233,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = None if key is None else fake_memo.recall(self.fake_mode, *key)
         if out is None:
             # Meta functions call operators on symbolic sizes; their C++ kernels take only concrete ones.
-            with enable_python_dispatcher():
+            with enable_python_dispatcher(), inplace_views.resizing(outs):
                 out = func(*fake_args, **fake_kwargs)
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
@@ -244,9 +244,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 # torch's rule of `sort` gives it other strides, which eager does not.
                 if _expressions(target.stride()) != _expressions(strides):
                     target.as_strided_(size, strides)
-            elif self._is_shared(target):
+            elif 0 not in size or self._is_shared(target):
                 raise CannotTrace(
-                    "out= of another size, which eager resizes, is an argument or has views",
+                    "out= of another size, which eager resizes, has elements, is an argument or has views",
                     even_in_parts=True,
                 )
         if fake_kwargs.get("generator") is not None:
