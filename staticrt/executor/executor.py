@@ -115,7 +115,7 @@ class Executor:
             except EagerOnly as error:
                 return self._eager.run(args, kwargs, str(error))
             if torch.is_grad_enabled() and (call.key.needs_grad or self.wants_gradients()):
-                return self._train(args, kwargs)
+                return self._train(args, kwargs, call)
             try:
                 progress = Progress(call, self._trace_cache.state(call))
             except TypeError:  # an argument that cannot be hashed
@@ -276,10 +276,10 @@ class Executor:
             self._eager.will_last(call.args, call.kwargs, reason, where)
         return Outcome.REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
 
-    def _train(self, args: Any, kwargs: Any) -> Any:
+    def _train(self, args: Any, kwargs: Any, call: Call | None = None) -> Any:
         """Run a call whose results need gradients: by a joint trace, where one serves it.
 
-        Else Dynamo splits it, and each partial graph is differentiated ahead of time.
+        Else Dynamo splits it, and each partial graph is differentiated ahead of time. `call`: as of `JointCalls.serve`.
         """
         if self._is_partial or not self.options.training or self._untrainable:
             return self._eager.run(args, kwargs, self._untrainable or "the call needs gradients")
@@ -288,7 +288,7 @@ class Executor:
         state: CallState | None = None
         if self.options.joint_trace:
             try:
-                served = self._joint.serve(args, kwargs)
+                served = self._joint.serve(args, kwargs, call)
             except NeedsNone as none:
                 return self._without_gradients(none, args, kwargs)
             except LeftToEager as left:
@@ -334,7 +334,7 @@ class Executor:
         )
 
     def _train_stage(self, progress: Progress) -> Outcome:
-        progress.result = self._train(progress.call.args, progress.call.kwargs)
+        progress.result = self._train(progress.call.args, progress.call.kwargs, progress.call)
         return Outcome.RETURNED
 
     def _without_gradients(self, none: NeedsNone, args: Any, kwargs: Any) -> Any:

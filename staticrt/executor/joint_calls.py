@@ -123,8 +123,14 @@ class JointCalls:
         self._made = 0
         self.traces: tuple[CachedTrace, ...] = ()
 
-    def serve(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | CallState | None:
+    def serve(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> tuple[Any] | CallState | None:
         """Run a call by a joint trace, if one serves it; else nothing has run.
+
+        Args:
+            args, kwargs: of the call.
+            call: them flattened, if that was done.
 
         Returns:
             The result in a tuple; or the state of the call's key, for graph splits; or None.
@@ -136,7 +142,7 @@ class JointCalls:
         if torch.is_anomaly_enabled():
             raise LeftToEager("anomaly mode, which names eager's operators", "", _nothing)
         try:
-            call = Call.of(args, kwargs)
+            call = call or Call.of(args, kwargs)
             state = self.states.get(_key(call)) or CallState()
         except (EagerOnly, TypeError):  # an argument that cannot be hashed
             return None

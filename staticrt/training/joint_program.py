@@ -227,7 +227,10 @@ class _Joint:
             return env[node]
 
         graph.output(tuple([made(node) for node in self._aliases]))
-        return _Rerun(fx.GraphModule({}, graph)).call
+        module = fx.GraphModule({}, graph)
+        if any(node.meta.get(NO_GRAD) for node in graph.nodes):
+            return _Rerun(module).call
+        return module.forward  # autocast casts no view
 
     def _nodes_of_backward(self) -> set[fx.Node]:
         """The nodes recorded in the backward, without numbers computed from sizes."""

@@ -373,6 +373,18 @@ def test_arguments_are_flattened_once(monkeypatch):
     compiled(torch.ones(1, 3), scale=torch.ones(3))
     assert len(flattened) == 1
 
+    weight = torch.ones(3, requires_grad=True)  # only the trace shows that the call needs its gradient
+
+    def decided(x):
+        return x * weight if x.sum() > 0 else weight
+
+    compiled = staticrt.compile(decided)
+    with torch.enable_grad():
+        compiled(torch.ones(3))
+        flattened.clear()
+        compiled(torch.ones(3)).sum().backward()
+    assert len(flattened) == 1
+
 
 # The ways to represent sizes, in the order of NEEDS_OTHER_SIZES.
 
