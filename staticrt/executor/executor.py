@@ -17,7 +17,8 @@ from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, Route
 from staticrt.executor.cost_trials import CostTrials, StepTrials
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
-from staticrt.executor.joint_calls import JointCalls, LeftToEager, NeedsNone
+from staticrt.executor.handed_back import LeftToEager, NeedsNone
+from staticrt.executor.joint_calls import JointCalls
 from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
 from staticrt.executor.trace_cache import TraceCache

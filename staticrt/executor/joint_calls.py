@@ -16,6 +16,12 @@ import torch
 from staticrt import locks, torch_private, tuning
 from staticrt.errors import LoweringError, PassError
 from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, CallStates
+from staticrt.executor.handed_back import (
+    NEEDS_CHANGE_OFTEN,
+    LeftToEager,
+    NeedsNone,
+    failure_with_backward,
+)
 from staticrt.executor.trace_maker import TraceMaker, constant_ints
 from staticrt.frontend import budget
 from staticrt.frontend.collector import seldom_collecting
@@ -25,7 +31,6 @@ from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import (
     BROADCASTS,
     CannotTrace,
-    ModelChanges,
     NeedsNoGradient,
     RefusesItself,
     TooSlow,
@@ -38,7 +43,6 @@ from staticrt.options import Options
 from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, run_decided
 from staticrt.runtime.cached_trace import (
     CachedTrace,
-    Failure,
     beyond_trace,
     first_run_raised,
     share_memory,
@@ -49,45 +53,8 @@ from staticrt.runtime.call_key import EagerOnly
 from staticrt.runtime.fast_call import FastPath
 
 _HOOKED = "saved tensors hooks, as of checkpoint or save_on_cpu"
-_RANDOM_STATE = (
-    "rng_state()",
-    "fork_rng()",
-)  # a reentrant checkpoint: Dynamo takes seconds to split around it
 _CHANGE_GRADIENTS = frozenset({"grad", "backward"})  # names without which no code changes a `.grad`
 _MATERIALIZE = "set_materialize_grads"  # Dynamo traces custom Functions without it
-
-
-class LeftToEager(Exception):
-    """This call must run eagerly: Dynamo would differ from eager, or the call may be wrong. Nothing has run.
-
-    Args:
-        reason, where: why, as in `Failure`.
-        answered: the caller calls it after the eager call has returned.
-        lasts: every call of its kind runs eagerly for this reason.
-    """
-
-    def __init__(self, reason: str, where: str, answered: Callable[[], object], lasts: bool = False) -> None:
-        super().__init__(reason)
-        self.lasts = lasts
-        self.reason = reason
-        self.where = where
-        self.answered = answered
-
-
-class NeedsNone(Exception):
-    """No result of this call needs a gradient: it runs as calls without gradients do. Nothing has run.
-
-    Args:
-        call: the call.
-        is_new: a trace of this call has just shown it; else an earlier call's trace did, possibly under other guards.
-        ask_again: the caller calls it if no trace without a backward serves the call.
-    """
-
-    def __init__(self, call: Call, is_new: bool, ask_again: Callable[[], object]) -> None:
-        super().__init__("no result needs a gradient")
-        self.call = call
-        self.is_new = is_new
-        self.ask_again = ask_again
 
 
 class JointCalls:
@@ -234,7 +201,7 @@ class JointCalls:
     def _forget_failure(self, state: CallState) -> None:
         """The state that the failed trace depends on has changed: trace the next call of its key again, up to a limit."""
         state.changes += 1
-        state.failure = None if state.changes < sum(tuning.MAX_INTERVENTIONS) else _CHANGES_OFTEN
+        state.failure = None if state.changes < sum(tuning.MAX_INTERVENTIONS) else NEEDS_CHANGE_OFTEN
 
     def _state_changed(self, state: CallState) -> None:
         """State changed that Dynamo may not guard: let it compile anew, and trace again, up to a limit."""
@@ -297,26 +264,10 @@ class JointCalls:
             return trace
 
     def _fail(self, call: Call, state: CallState, error: Exception) -> None:
-        from staticrt.frontend.tracing.trace import failure
-
-        reason, where = failure(error)
         if self._options.executor == "static" and isinstance(error, (PassError, LoweringError)):
             raise error
-        # Eager shows whether a call that raises is wrong, and state that it creates exists in the next call.
-        eager_first = not isinstance(error, CannotTrace) or isinstance(error, ModelChanges)
-        # State that the first call creates exists in the next one, a warning is issued once, and a correct call may
-        # follow a wrong one.
-        transient = eager_first or "changes" in reason
-        state.changes += not eager_first or self._options.fullgraph
-        state.failure = Failure(
-            reason,
-            where,
-            impossible=not transient,
-            even_in_parts=isinstance(error, CannotTrace)
-            and (error.even_in_parts or any(text in reason for text in _RANDOM_STATE)),
-            eager_first=eager_first,
-            needs_none=isinstance(error, NeedsNoGradient),
-        )
+        state.failure = failure_with_backward(error)
+        state.changes += not state.failure.eager_first or self._options.fullgraph
         self.states.keep(_key(call), state)
 
     def _drop(self, trace: CachedTrace, state: CallState) -> None:
@@ -439,12 +390,6 @@ class JointCalls:
             raise CannotTrace("an option asks for another executor or autograd node")
         if torch_private.budget_value(options.activation_memory_budget) < 1:
             raise CannotTrace("an activation budget below 1")
-
-
-# Whether results need gradients follows from state that changes again and again.
-_CHANGES_OFTEN = Failure(
-    "whether a result needs a gradient changes again and again", "", True, even_in_parts=True
-)
 
 
 def _key(call: Call) -> tuple[Any, ...]:
