@@ -8,9 +8,9 @@ import types
 
 import pytest
 
-from staticrt.frontend.guards import reads
+from staticrt.frontend.guards import code_reads
 
-MODULES = (ast, json.decoder, dis, pytest, types, reads, sys.modules["torch.nn.modules.module"])
+MODULES = (ast, json.decoder, dis, pytest, types, code_reads, sys.modules["torch.nn.modules.module"])
 
 
 def codes(code):
@@ -33,7 +33,7 @@ MANY_NAMES = "\n".join(f"n{i} = 1\nm{i} = len(n{i})\nk{i} = len" for i in range(
 def test_names_of_globals(module):
     for code in codes_of(module):
         expected = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME"))}
-        assert reads.global_names(code) == expected
+        assert code_reads.global_names(code) == expected
 
 
 def test_names_beyond_the_first_256():
@@ -41,7 +41,7 @@ def test_names_beyond_the_first_256():
     names += "\n".join(f"    {line}" for line in MANY_NAMES.splitlines())
     for code in codes(compile(names, "<test>", "exec")):
         expected = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME"))}
-        assert reads.global_names(code) == expected
+        assert code_reads.global_names(code) == expected
     assert len(expected) == 901
 
 
@@ -52,9 +52,9 @@ def test_builtins_that_are_handed_on():
     def hands_on(x):
         return [*map(getattr, x, "ab")]
 
-    assert reads._hands_on(hands_on.__code__, "getattr")
+    assert code_reads._hands_on(hands_on.__code__, "getattr")
     if sys.version_info >= (3, 11):
-        assert not reads._hands_on(calls.__code__, "getattr")
+        assert not code_reads._hands_on(calls.__code__, "getattr")
 
 
 def with_handlers():
@@ -93,7 +93,7 @@ def with_handlers():
     ("function", "expected"), with_handlers().items(), ids=lambda x: getattr(x, "__name__", x)
 )
 def test_code_that_goes_on_after_errors(function, expected):
-    assert reads._catches(function.__code__) is expected
+    assert code_reads.catches(function.__code__) is expected
 
 
 def test_written_free_variables():
@@ -106,5 +106,5 @@ def test_written_free_variables():
     def reads_it():
         return counted
 
-    assert reads._written_free(counts.__code__) == {"counted"}
-    assert reads._written_free(reads_it.__code__) == frozenset()
+    assert code_reads.written_free(counts.__code__) == {"counted"}
+    assert code_reads.written_free(reads_it.__code__) == frozenset()

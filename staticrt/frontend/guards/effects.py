@@ -42,6 +42,12 @@ MISSED_BY_DYNAMO = frozenset({
 })  # fmt: skip
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
 # C modules whose functions have effects or return state that no guard compares; of some, all but the named functions.
+_IMPURE_MODULES = (
+    "_random", "_socket", "_queue", "_asyncio", "_posixsubprocess", "_multiprocessing", "_posixshmem",
+    "select", "_signal", "fcntl", "mmap", "atexit", "syslog", "readline", "termios", "resource", "_ctypes",
+    "_tracemalloc", "faulthandler", "_uuid", "_ssl", "_curses", "_winapi", "msvcrt", "_warnings", "_sqlite3",
+    "_dbm", "_gdbm", "grp", "pwd",
+)  # fmt: skip
 _MODULES: dict[str, frozenset[str]] = {
     "time": frozenset({"get_clock_info"}),  # of the others, each may read the clock or the time zone
     "posix": frozenset({"fspath", "uname", "cpu_count", "sysconf", "strerror"}),
@@ -49,61 +55,20 @@ _MODULES: dict[str, frozenset[str]] = {
     "_thread": frozenset({"allocate_lock", "allocate", "RLock", "_set_sentinel"}),
     "_io": frozenset({"text_encoding"}),
     "io": frozenset({"text_encoding"}),
-    **dict.fromkeys(
-        (
-            *(
-                "_random",
-                "_socket",
-                "_queue",
-                "_asyncio",
-                "_posixsubprocess",
-                "_multiprocessing",
-                "_posixshmem",
-            ),
-            *("select", "_signal", "fcntl", "mmap", "atexit", "syslog", "readline", "termios", "resource"),
-            *("_ctypes", "_tracemalloc", "faulthandler", "_uuid", "_ssl", "_curses", "_winapi", "msvcrt"),
-            *("_warnings", "_sqlite3", "_dbm", "_gdbm", "grp", "pwd"),
-        ),
-        frozenset(),
-    ),
+    **dict.fromkeys(_IMPURE_MODULES, frozenset()),
 }
 # Single functions of modules that are else pure.
-_FUNCTIONS = frozenset(
-    {
-        *(
-            "sys.settrace",
-            "sys.setprofile",
-            "sys.setrecursionlimit",
-            "sys.setswitchinterval",
-            "sys.addaudithook",
-        ),
-        *("sys.set_int_max_str_digits", "sys.displayhook", "sys.excepthook"),
-        *(
-            "sys.getrecursionlimit",
-            "sys.getswitchinterval",
-            "sys.gettrace",
-            "sys.getprofile",
-            "sys.getrefcount",
-        ),
-        *("sys.getallocatedblocks", "sys._current_frames", "sys.get_int_max_str_digits"),
-        *(
-            "gc.isenabled",
-            "gc.get_count",
-            "gc.get_stats",
-            "gc.get_threshold",
-            "gc.get_objects",
-            "gc.get_referrers",
-        ),
-        *("_decimal.getcontext", "_decimal.setcontext", "_locale.localeconv", "_weakref.getweakrefcount"),
-        *("gc.collect", "gc.enable", "gc.disable", "gc.set_threshold", "gc.freeze", "gc.unfreeze"),
-        *("torch._C._to_dlpack", "torch._C._to_dlpack_versioned"),
-        *(
-            "torch.is_inference_mode_enabled",
-            "torch.is_autocast_cache_enabled",
-        ),  # off while a model is traced
-        *("_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale"),
-    }
-)
+_FUNCTIONS = frozenset({
+    "sys.settrace", "sys.setprofile", "sys.setrecursionlimit", "sys.setswitchinterval", "sys.addaudithook",
+    "sys.set_int_max_str_digits", "sys.displayhook", "sys.excepthook", "sys.getrecursionlimit",
+    "sys.getswitchinterval", "sys.gettrace", "sys.getprofile", "sys.getrefcount", "sys.getallocatedblocks",
+    "sys._current_frames", "sys.get_int_max_str_digits", "gc.isenabled", "gc.get_count", "gc.get_stats",
+    "gc.get_threshold", "gc.get_objects", "gc.get_referrers", "_decimal.getcontext", "_decimal.setcontext",
+    "_locale.localeconv", "_weakref.getweakrefcount", "gc.collect", "gc.enable", "gc.disable",
+    "gc.set_threshold", "gc.freeze", "gc.unfreeze", "torch._C._to_dlpack", "torch._C._to_dlpack_versioned",
+    "_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale",
+    "torch.is_inference_mode_enabled", "torch.is_autocast_cache_enabled",  # off while a model is traced
+})  # fmt: skip
 # Beginnings of the names of classes whose methods have effects.
 _TYPES = (
     "numpy.random.", "_random.Random", "random.Random", "_io.", "_contextvars.ContextVar",

@@ -21,10 +21,16 @@ import torch
 
 from staticrt.frontend.guards.code_objects import (
     CodeSet,
-    arguments_of,
     cached_by_code,
-    name_of,
     takes_arguments,
+)
+from staticrt.frontend.guards.code_reads import (
+    catches,
+    encloses,
+    global_names,
+    imported_names,
+    lists_attributes,
+    written_free,
 )
 from staticrt.frontend.guards.effects import (
     ANSWERED,
@@ -43,41 +49,12 @@ from staticrt.torch_private import default_process_group
 
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
-_NAMES_GLOBALS = frozenset(
-    opcode for name, opcode in dis.opmap.items() if name.endswith(("_GLOBAL", "_NAME"))
-)
-_OF_GLOBALS = frozenset(opcode for name, opcode in dis.opmap.items() if "GLOBAL" in name)
 _BUILTINS = frozenset(vars(builtins))
 # How code finds globals by computed names.
 _FIND_GLOBALS = frozenset(
     ("globals", "vars", "locals", "eval", "exec", "__globals__", "__dict__", "f_globals", "__import__")
 )
-# With these, code may read attributes that it does not name: methods of objects, functions that list attributes or compute
-# names in C. In the library's and torch's code also `getattr`, since only a model's calls of it are reported with the name.
-_LIST_ATTRIBUTES = frozenset((
-    "__dict__", "vars", "__getstate__", "__reduce__", "__reduce_ex__", "__getattribute__", "getattr_static",
-    "extra_repr", "attrgetter", "methodcaller", "format", "format_map", "pickle", "dumps", "eval", "exec",
-))  # fmt: skip
-_LIST_ATTRIBUTES_OF_LIBRARY = _LIST_ATTRIBUTES | {"getattr"}
-_MODULE_FILE = (
-    torch.nn.Module.forward.__code__.co_filename
-)  # finds parameters and hooks, which are compared whole
-_MATCH_CLASS = dis.opmap["MATCH_CLASS"]
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
-# Instructions that ask for the class of an error, classes that running operators raise none of, and names of context managers
-# that let code go on.
-_MATCH_ERROR = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
-_MATCH_ERROR_CODES = frozenset(dis.opmap[name] for name in _MATCH_ERROR & dis.opmap.keys())
-_BEGINS_HANDLER = bytes((dis.opmap.get("PUSH_EXC_INFO", 0), dis.opmap["POP_TOP"]))
-_OF_PYTHON = frozenset(
-    (
-        *("AttributeError", "ImportError", "KeyError", "ModuleNotFoundError", "NameError", "OSError"),
-        *("StopIteration", "TypeError", "FileNotFoundError"),
-        "NotImplementedError",  # of an operator without a kernel: then there is no program
-    )
-)
-_SUPPRESS = frozenset({"suppress", "__exit__"})
-_WRITES_FREE = frozenset(dis.opmap[name] for name in ("STORE_DEREF", "DELETE_DEREF"))
 _SERIALIZATION = torch.serialization.__file__
 _PROCESS_GROUPS = os.path.join("distributed", "distributed_c10d.py")
 # Files of torch that run for a model as in eager; other files may run for the tracer.
@@ -165,11 +142,11 @@ class Reads:
             return
         self._codes.add(code)
         names = names_of(code)
-        if _lists_attributes(code, is_model):
+        if lists_attributes(code, is_model):
             self._snapshot.lists_attributes = True
             if is_model:
                 self._snapshot.list_classes()
-        self._snapshot.catches |= is_model and _catches(code)
+        self._snapshot.catches |= is_model and catches(code)
         (self._snapshot.add_model_names if is_model else self._snapshot.add_names)(names)
         if code not in self._inner and (function := _C.function_of(frame)) is not None:
             self._snapshot.add_function(function)
@@ -205,7 +182,7 @@ class Reads:
             return
         self._codes.add(code)
         names = names_of(code)
-        self._snapshot.lists_attributes |= _lists_attributes(code, is_model=False)
+        self._snapshot.lists_attributes |= lists_attributes(code, is_model=False)
         self._snapshot.add_names(names)
         self._snapshot.add_numbers(frame.f_globals, names)
         if "environ" in names or "getenv" in names:
@@ -242,7 +219,7 @@ class Reads:
             global_ones |= global_names(code)
             imports |= imported_names(code)
             # What it computes with `getattr` is not told.
-            self._snapshot.lists_attributes |= _lists_attributes(code, is_model=False)
+            self._snapshot.lists_attributes |= lists_attributes(code, is_model=False)
             codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         scope, filename = function.__globals__, function.__code__.co_filename
         if is_user_file(filename):
@@ -323,7 +300,7 @@ class Reads:
             self._module(value, names, frame)
         elif value is not _MISSING:
             self._snapshot.add(name, value)
-        if name in _written_free(frame.f_code):
+        if name in written_free(frame.f_code):
             self._refuse(f"writes the variable {name!r} of a function that has returned", frame)
 
     def _module(self, module: Any, names: frozenset[str], frame: types.FrameType | None) -> None:
@@ -356,95 +333,11 @@ class Reads:
             self._refuse(effect, frame)
 
 
-@cached_by_code
-def _lists_attributes(code: types.CodeType, is_model: bool) -> bool:
-    """Whether code may read attributes of objects that it does not name."""
-    if code.co_filename == _MODULE_FILE and code.co_name != "__repr__":
-        return False
-    listing = _LIST_ATTRIBUTES if is_model else _LIST_ATTRIBUTES_OF_LIBRARY
-    names = names_of(code)
-    if not listing.isdisjoint(names) or _MATCH_CLASS in code.co_code[::2]:
-        return True
-    return any(name in names and _hands_on(code, name) for name in ("getattr", "hasattr"))
-
-
-def _catches(code: types.CodeType) -> bool:
-    """Whether code may go on after an error that something it calls raises."""
-    if not _SUPPRESS.isdisjoint(names_of(code)):
-        return True
-    if sys.version_info >= (3, 11):
-        opcodes = code.co_code[::2]
-        if _MATCH_ERROR_CODES.isdisjoint(opcodes) and _BEGINS_HANDLER not in opcodes:
-            return False
-    steps = list(dis.get_instructions(code))
-    begins = {step.argval for step in steps if step.opname == "SETUP_FINALLY"}  # Python 3.10
-    last = ""
-    wanted: set[str] = set()
-    for step in steps:
-        # Where a handler of all errors begins, nothing asks for their class.
-        if step.opname == "POP_TOP" and (last == "PUSH_EXC_INFO" or step.offset in begins):
-            return True
-        if step.opname in _MATCH_ERROR and (not wanted or not wanted <= _OF_PYTHON):
-            return True
-        if step.opname == "LOAD_GLOBAL":
-            wanted.add(step.argval)
-        elif step.opname != "BUILD_TUPLE":
-            wanted = set()
-        last = step.opname
-    return False
-
-
-def _hands_on(code: types.CodeType, name: str) -> bool:
-    """Whether code uses a builtin without calling it: C code that gets it (`partial`) may call it."""
-    loads = (each for each in arguments_of(code, _OF_GLOBALS) if name_of(code, *each) == name)
-    # From Python 3.11 on, the lowest bit says that a call follows.
-    return sys.version_info < (3, 11) or not all(argument & 1 for _opcode, argument in loads)
-
-
-@cached_by_code
-def global_names(code: types.CodeType) -> frozenset[str]:
-    """Names that code looks up, or writes, as globals."""
-    return frozenset(name_of(code, *each) for each in arguments_of(code, _NAMES_GLOBALS))
-
-
-@cached_by_code
-def imported_names(code: types.CodeType) -> frozenset[str]:
-    """Full names of the modules that code imports."""
-    steps = [
-        step
-        for step in dis.get_instructions(code)
-        if step.opname in ("LOAD_CONST", "LOAD_SMALL_INT", "IMPORT_NAME")
-    ]
-    return frozenset(
-        step.argval
-        for level, _names, step in zip(steps, steps[1:], steps[2:], strict=False)
-        if step.opcode == _IMPORT_NAME and level.argval == 0
-    )
-
-
-@cached_by_code
-def _written_free(code: types.CodeType) -> frozenset[str]:
-    if _WRITES_FREE.isdisjoint(code.co_code[::2]):
-        return frozenset()
-    free = set(code.co_freevars)
-    return frozenset(
-        i.argval for i in dis.get_instructions(code) if i.opcode in _WRITES_FREE and i.argval in free
-    )
-
-
 def _is_local(frame: types.FrameType, name: str) -> bool:
     """Whether a free variable belongs to a function of the model that is running."""
     outer = frame.f_back
     while outer is not None and not is_trace_file(outer.f_code.co_filename):
-        if name in outer.f_code.co_cellvars and _encloses(outer.f_code, frame.f_code):
+        if name in outer.f_code.co_cellvars and encloses(outer.f_code, frame.f_code):
             return True
         outer = outer.f_back
     return False
-
-
-def _encloses(outer: types.CodeType, inner: types.CodeType) -> bool:
-    return any(
-        each is inner or _encloses(each, inner)
-        for each in outer.co_consts
-        if isinstance(each, types.CodeType)
-    )

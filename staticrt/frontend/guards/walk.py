@@ -253,9 +253,9 @@ class Walk:
     def add_scope(self, scope: dict[str, Any], names: Iterable[str]) -> None:
         """What names mean in a module (nothing, maybe), and what that holds."""
         record = self._scopes.get(id(scope))
-        if record is None and id(scope) in self._seen:
-            return  # all of it is recorded
         if record is None:
+            if id(scope) in self._seen:
+                return  # all of it is recorded
             record = self._scopes[id(scope)] = ScopeRecord(scope)
         for name in names:
             if name not in record.saved:
@@ -277,9 +277,6 @@ class Walk:
         self._remember(function)
         self._reachable.add_root(function)
         self._walk(self._function(function.__qualname__, function))
-
-    def _hide(self, owner: type, names: Iterable[str]) -> None:
-        self._hidden.setdefault(_name_of(owner), set()).update(names)
 
     def knows(self, address: int) -> bool:
         """Whether an object (by id) was there when the snapshot was taken."""
@@ -312,9 +309,8 @@ class Walk:
                 self._hidden_method = f"{_name_of(type(value.__self__))}.{value.__name__}"
             return [(path, value.__self__), (path, value.__func__)]
         if isinstance(value, types.BuiltinFunctionType):
-            self.lists_attributes |= (
-                value in _ASK_BY_NAME and path != value.__name__
-            )  # called by another name
+            # Called by another name.
+            self.lists_attributes |= value in _ASK_BY_NAME and path != value.__name__
             owner = value.__self__
             return () if isinstance(owner, (types.ModuleType, type)) else [(path, owner)]
         if isinstance(value, types.FunctionType):
@@ -383,7 +379,7 @@ class Walk:
         if package in _SYSTEM and not own:
             return ()
         if hidden := hidden_names(type(value)):
-            self._hide(type(value), hidden)
+            self._hidden.setdefault(_name_of(type(value)), set()).update(hidden)
         if (package == "staticrt" and not isinstance(value, torch.nn.Module)) or self._leaves_out(value):
             return ()
         if type(value).__flags__ & _HEAP_TYPE:
