@@ -123,7 +123,7 @@ class GraphSplits:
 
     def _state(self, args: Any, kwargs: Any) -> list[Any] | None:
         """Versions and identities that a write of the function changes: of tensors, attributes and containers of the
-        model, and the generator's state. None where an argument may hold more."""
+        model, and the states of generators. None where an argument may hold more."""
         leaves = tree_leaves((args, kwargs))
         if not all(isinstance(leaf, (torch.Tensor, int, float, str, type(None))) for leaf in leaves):
             return None
@@ -139,7 +139,12 @@ class GraphSplits:
                     if isinstance(attribute, (list, dict, set)):
                         told.append([id(item) for item in attribute])
         told += [tensor._version for tensor in tensors if not tensor.is_inference()]
-        return [*told, torch.get_rng_state().numpy().tobytes()]
+        accelerator = torch.accelerator.current_accelerator()
+        devices = {
+            tensor.device for tensor in tensors if accelerator and tensor.device.type == accelerator.type
+        }
+        generators = [torch.get_device_module(x).get_rng_state(x) for x in sorted(devices, key=str)]
+        return [*told, *(state.numpy().tobytes() for state in (torch.get_rng_state(), *generators))]
 
     def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:
         """As `infer`, for results that need gradients: each partial graph is differentiated ahead of time."""

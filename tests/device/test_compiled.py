@@ -264,3 +264,29 @@ def test_nested_tensors_of_the_jagged_layout_run_eagerly(pair, gradients):
             torch.testing.assert_close(result.values().cpu(), model(nested).values())
             assert result.offsets().tolist() == nested.offsets().tolist()
     assert "an argument is a tensor subclass, NestedTensor   (3 calls)" in str(compiled.explain())
+
+
+def test_a_partial_graph_that_fails_after_it_drew_numbers_does_not_draw_them_twice(sim):
+    """Eager would draw the next ones: the call raises instead."""
+
+    def draws(x):
+        drawn = torch.bernoulli(x * 0.5)
+        return drawn[: int(x.sum()) % 3].square() + drawn.cumsum(0)[:1]
+
+    x = torch.ones(2, device="sim:0")
+    torch.manual_seed(0)
+    expected = [draws(x), torch.rand(2, device="sim:0")]
+    errors = []
+    for nth in range(1, 8):
+        compiled = staticrt.compile(draws, graphs=True)
+        torch.manual_seed(0)
+        sim.fail("event_record", nth, "error")
+        try:
+            result = compiled(x)
+        except RuntimeError as error:
+            errors.append(str(error))
+        else:
+            torch.testing.assert_close([result, torch.rand(2, device="sim:0")], expected)
+        sim.clear_faults()
+    assert len(errors) < 7
+    assert all("planned fault" in error for error in errors)
