@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
 
 from staticrt.passes.base import tensor_meta
 from staticrt.passes.symbols import same_meta
@@ -63,7 +62,7 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What `op` returns for the fake values of these arguments."""
     fake_args: Any = fx.map_arg(tuple(args), lambda n: n.meta["val"])
     fake_kwargs: Any = fx.map_arg(kwargs, lambda n: n.meta["val"])
-    tensors = [t for t in tree_leaves((fake_args, fake_kwargs)) if isinstance(t, torch.Tensor)]
+    tensors = list(_tensors_in((*fake_args, *fake_kwargs.values())))
     mode = _mode_of(tensors)
     key = None
     if mode is not None and all(isinstance(t, FakeTensor) for t in tensors):
@@ -81,6 +80,14 @@ def fake_value(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if key is not None:
             fake_memo.remember(mode, *key, value)
         return value
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors_in(value)
 
 
 def _mode_of(tensors: Sequence[torch.Tensor]) -> FakeTensorMode | None:

@@ -19,6 +19,8 @@ def number(value: Any) -> Any:
 
 def known_equal(a: Any, b: Any) -> bool:
     """Whether two sizes (int, SymInt or size nodes) are equal for every input."""
+    if type(a) is int and type(b) is int:
+        return a == b
     a, b = number(a), number(b)
     if isinstance(a, fx.Node) or isinstance(b, fx.Node):
         return a is b

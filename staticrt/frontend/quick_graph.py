@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import fx
+from torch._ops import OpOverload
 
 # Without `Node.__setattr__`, which enters the node anew into the graph's table of operators.
 _set_args: Any = fx.Node.args.fset  # type: ignore[attr-defined]
@@ -14,6 +15,16 @@ _set_kwargs: Any = fx.Node.kwargs.fset  # type: ignore[attr-defined]
 
 class QuickGraph(fx.Graph):
     """An `fx.Graph` whose calls take nodes in place of symbolic numbers, so that torch need not search the arguments."""
+
+    _texts: ClassVar[dict[object, str]] = {}  # of operators, which names of nodes begin with
+
+    def _target_to_str(self, target: Any) -> str:
+        found = self._texts.get(target)
+        if found is None:
+            found = super()._target_to_str(target)
+            if isinstance(target, OpOverload):  # few, and never gone
+                self._texts[target] = found
+        return found
 
     def create_node(
         self,

@@ -18,6 +18,7 @@ RULES: dict[Any, Rule | None] = {}
 cpu_kernels = {"cpu"}
 
 _NORMAL = (int, size_expr.Expr)  # equal values have one form
+_SymInt = torch.SymInt  # asked of each size of each result
 
 
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
@@ -181,7 +182,7 @@ def cached_values(mode: Any) -> Iterator[Any]:
 
 def expression(size: Any) -> Any:
     """What a size is compared by: a number or a sympy expression."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+    return size.node.expr if isinstance(size, _SymInt) else size
 
 
 def contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
@@ -201,6 +202,8 @@ def contiguous_strides(mode: Any, sizes: Sequence[Any]) -> list[Any]:
 
 def same(a: Any, b: Any) -> bool:
     """Whether two sizes are equal as expressions, so for all values of the symbols."""
+    if type(a) is int and type(b) is int:
+        return a == b
     x, y = expression(a), expression(b)
     if x == y:
         return True
