@@ -141,9 +141,19 @@ SRT_CU_CALLS(SRT_CU_TYPE)
 #undef SRT_CU_TYPE
 using cuGetProcAddress_fn = Result (*)(const char*, void**, int, uint64_t, int*);
 
-// All functions of a loaded driver.
+// A function of a loaded driver, and its name for errors.
+template <class Function>
+struct Call {
+  const char* name;
+  Function function = nullptr;
+
+  template <class... Args>
+  Result operator()(Args... args) const {
+    return function(args...);
+  }
+};
 struct Calls {
-#define SRT_CU_MEMBER(name, version, parameters) name##_fn name = nullptr;
+#define SRT_CU_MEMBER(name, version, parameters) Call<name##_fn> name{#name};
   SRT_CU_CALLS(SRT_CU_MEMBER)
 #undef SRT_CU_MEMBER
 };

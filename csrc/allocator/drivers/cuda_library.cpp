@@ -37,7 +37,7 @@ Status load_cuda(const CudaOptions& options, cu::Calls* calls) {
     void* address = nullptr;                                                                     \
     const cu::Result result = get(#name, &address, cu::kApiVersion, cu::kLegacyStream, nullptr); \
     if ((result != cu::kSuccess || !address) && !missing) missing = #name;                       \
-    calls->name = reinterpret_cast<cu::name##_fn>(address);                                      \
+    calls->name.function = reinterpret_cast<cu::name##_fn>(address);                             \
   }
   SRT_CU_CALLS(SRT_CU_LOAD)
 #undef SRT_CU_LOAD

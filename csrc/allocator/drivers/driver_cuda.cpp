@@ -31,20 +31,20 @@ class CudaDriver final : public Driver {
 
   Status open() {
     cu::Device device = 0;
-    SRT_TRY(done(calls_.cuInit(0), "cuInit"));
+    SRT_TRY(done(calls_.cuInit, 0));
     int version = 0;
-    SRT_TRY(done(calls_.cuDriverGetVersion(&version), "cuDriverGetVersion"));
+    SRT_TRY(done(calls_.cuDriverGetVersion, &version));
     if (version < cu::kApiVersion)
       return Status::Unsupported("the CUDA driver is older than CUDA 12.0; update it");
     int count = 0;
-    SRT_TRY(done(calls_.cuDeviceGetCount(&count), "cuDeviceGetCount"));
+    SRT_TRY(done(calls_.cuDeviceGetCount, &count));
     if (options_.device_index < 0 || options_.device_index >= count)
       return Status::InvalidArgument(
           detail::concat("there is no cuda:", options_.device_index, "; devices: ", count));
-    SRT_TRY(done(calls_.cuDeviceGet(&device, options_.device_index), "cuDeviceGet"));
-    SRT_TRY(done(calls_.cuDevicePrimaryCtxRetain(&context_, device), "cuDevicePrimaryCtxRetain"));
+    SRT_TRY(done(calls_.cuDeviceGet, &device, options_.device_index));
+    SRT_TRY(done(calls_.cuDevicePrimaryCtxRetain, &context_, device));
     size_t total = 0;
-    SRT_TRY(done(calls_.cuDeviceTotalMem(&total, device), "cuDeviceTotalMem"));
+    SRT_TRY(done(calls_.cuDeviceTotalMem, &total, device));
     properties_.location.id = device;
     info_.name = "cuda:" + std::to_string(options_.device_index);
     info_.index = options_.device_index;
@@ -57,8 +57,7 @@ class CudaDriver final : public Driver {
         properties_.handle_types = cu::kHandlePosix;
       properties_.gpu_direct_rdma = attribute(cu::Attribute::rdma_with_vmm, device) ? 1 : 0;
       size_t granule = 0;
-      SRT_TRY(done(calls_.cuMemGetAllocationGranularity(&granule, &properties_, cu::Granularity::minimum),
-                   "cuMemGetAllocationGranularity"));
+      SRT_TRY(done(calls_.cuMemGetAllocationGranularity, &granule, &properties_, cu::Granularity::minimum));
       info_.granule_bytes = granule;
     }
     char bus[32] = {};
@@ -71,7 +70,7 @@ class CudaDriver final : public Driver {
   Status memory_info(Bytes* free_bytes, Bytes* total_bytes) override {
     size_t free = 0;
     size_t total = 0;
-    SRT_TRY(in_context([&] { return calls_.cuMemGetInfo(&free, &total); }, "cuMemGetInfo"));
+    SRT_TRY(in_context(calls_.cuMemGetInfo, &free, &total));
     *free_bytes = free;
     *total_bytes = total;
     return Status::Ok();
@@ -85,35 +84,31 @@ class CudaDriver final : public Driver {
   }
 
   Status segment_alloc(Bytes size_bytes, Addr* address) override {
-    return in_context([&] { return calls_.cuMemAlloc(address, size_bytes); }, "cuMemAlloc");
+    return in_context(calls_.cuMemAlloc, address, size_bytes);
   }
-  Status segment_free(Addr address, Bytes) override {
-    return in_context([&] { return calls_.cuMemFree(address); }, "cuMemFree");
-  }
+  Status segment_free(Addr address, Bytes) override { return in_context(calls_.cuMemFree, address); }
   Status va_reserve(Bytes size_bytes, Addr hint, Addr* address) override {
     SRT_TRY(need_virtual_memory());
-    return in_context([&] { return calls_.cuMemAddressReserve(address, size_bytes, 0, hint, 0); },
-                      "cuMemAddressReserve");
+    return in_context(calls_.cuMemAddressReserve, address, size_bytes, 0, hint, 0);
   }
   Status va_release(Addr address, Bytes size_bytes) override {
-    return in_context([&] { return calls_.cuMemAddressFree(address, size_bytes); }, "cuMemAddressFree");
+    return in_context(calls_.cuMemAddressFree, address, size_bytes);
   }
   Status physical_create(Bytes size_bytes, PhysicalId* physical) override {
     SRT_TRY(need_virtual_memory());
     cu::PhysicalHandle handle = 0;
-    SRT_TRY(
-        in_context([&] { return calls_.cuMemCreate(&handle, size_bytes, &properties_, 0); }, "cuMemCreate"));
+    SRT_TRY(in_context(calls_.cuMemCreate, &handle, size_bytes, &properties_, 0));
     *physical = PhysicalId{handle};
     return Status::Ok();
   }
   Status physical_release(PhysicalId physical) override {
-    return in_context([&] { return calls_.cuMemRelease(raw(physical)); }, "cuMemRelease");
+    return in_context(calls_.cuMemRelease, raw(physical));
   }
   Status map(Addr address, Bytes size_bytes, PhysicalId physical) override {
-    return in_context([&] { return calls_.cuMemMap(address, size_bytes, 0, raw(physical), 0); }, "cuMemMap");
+    return in_context(calls_.cuMemMap, address, size_bytes, 0, raw(physical), 0);
   }
   Status unmap(Addr address, Bytes size_bytes) override {
-    return in_context([&] { return calls_.cuMemUnmap(address, size_bytes); }, "cuMemUnmap");
+    return in_context(calls_.cuMemUnmap, address, size_bytes);
   }
   Status set_access(Addr address, Bytes size_bytes, int device_index) override {
     return allow(address, size_bytes, device_index, cu::kReadWrite);
@@ -124,21 +119,15 @@ class CudaDriver final : public Driver {
     int can = other == this;
     if (other && other != this)
       SRT_TRY(
-          done(calls_.cuDeviceCanAccessPeer(&can, other->properties_.location.id, properties_.location.id),
-               "cuDeviceCanAccessPeer"));
+          done(calls_.cuDeviceCanAccessPeer, &can, other->properties_.location.id, properties_.location.id));
     *reached = can != 0;
     return Status::Ok();
   }
   Status enable_peer(const Driver& peer) override {
     const auto* other = dynamic_cast<const CudaDriver*>(&peer);
     if (!other) return Driver::enable_peer(peer);
-    return in_context(
-        other->context_,
-        [&] {
-          const cu::Result result = calls_.cuCtxEnablePeerAccess(context_, 0);
-          return result == cu::kPeerAccessAlreadyEnabled ? cu::kSuccess : result;
-        },
-        "cuCtxEnablePeerAccess");
+    const Status status = run_in(other->context_, calls_.cuCtxEnablePeerAccess, context_, 0);
+    return status.native() == cu::kPeerAccessAlreadyEnabled ? Status::Ok() : status;
   }
   Status revoke_access(Addr address, Bytes size_bytes, int device_index) override {
     return allow(address, size_bytes, device_index, cu::kNoAccess);
@@ -146,34 +135,23 @@ class CudaDriver final : public Driver {
 
   Status event_create(EventId* event) override {
     cu::Event made = nullptr;
-    SRT_TRY(
-        in_context([&] { return calls_.cuEventCreate(&made, cu::kEventDisableTiming); }, "cuEventCreate"));
+    SRT_TRY(in_context(calls_.cuEventCreate, &made, cu::kEventDisableTiming));
     *event = EventId{reinterpret_cast<uint64_t>(made)};
     return Status::Ok();
   }
-  Status event_destroy(EventId event) override {
-    return in_context([&] { return calls_.cuEventDestroy(event_of(event)); }, "cuEventDestroy");
-  }
+  Status event_destroy(EventId event) override { return in_context(calls_.cuEventDestroy, event_of(event)); }
   Status event_record(EventId event, StreamId stream) override {
-    return in_context([&] { return calls_.cuEventRecord(event_of(event), stream_of(stream)); },
-                      "cuEventRecord");
+    return in_context(calls_.cuEventRecord, event_of(event), stream_of(stream));
   }
-  Status event_query(EventId event) override {
-    return in_context([&] { return calls_.cuEventQuery(event_of(event)); }, "cuEventQuery");
-  }
-  Status event_sync(EventId event) override {
-    return in_context([&] { return calls_.cuEventSynchronize(event_of(event)); }, "cuEventSynchronize");
-  }
+  Status event_query(EventId event) override { return in_context(calls_.cuEventQuery, event_of(event)); }
+  Status event_sync(EventId event) override { return in_context(calls_.cuEventSynchronize, event_of(event)); }
   Status stream_wait(StreamId stream, EventId event) override {
-    return in_context([&] { return calls_.cuStreamWaitEvent(stream_of(stream), event_of(event), 0); },
-                      "cuStreamWaitEvent");
+    return in_context(calls_.cuStreamWaitEvent, stream_of(stream), event_of(event), 0);
   }
   Status stream_sync(StreamId stream) override {
-    return in_context([&] { return calls_.cuStreamSynchronize(stream_of(stream)); }, "cuStreamSynchronize");
+    return in_context(calls_.cuStreamSynchronize, stream_of(stream));
   }
-  Status device_sync() override {
-    return in_context([&] { return calls_.cuCtxSynchronize(); }, "cuCtxSynchronize");
-  }
+  Status device_sync() override { return in_context(calls_.cuCtxSynchronize); }
 
   Status capture_state(StreamId stream, CaptureState* state) override {
     CaptureInfo info;
@@ -187,39 +165,27 @@ class CudaDriver final : public Driver {
 
   Status exchange_capture_mode(CaptureMode* mode) override {
     auto theirs = static_cast<cu::Mode>(*mode);
-    SRT_TRY(in_context([&] { return calls_.cuThreadExchangeStreamCaptureMode(&theirs); },
-                       "cuThreadExchangeStreamCaptureMode"));
+    SRT_TRY(in_context(calls_.cuThreadExchangeStreamCaptureMode, &theirs));
     *mode = static_cast<CaptureMode>(theirs);
     return Status::Ok();
   }
 
   Status capture_marker(StreamId stream, NodeId* node) override {
-    return capture_node(
-        stream,
-        [&](cu::Node* made, const CaptureInfo& info) {
-          return calls_.cuGraphAddEmptyNode(made, info.graph, info.frontier, info.frontier_size);
-        },
-        "cuGraphAddEmptyNode", node);
+    return capture_node(stream, node, calls_.cuGraphAddEmptyNode);
   }
 
   Status capture_settled(StreamId stream, std::vector<NodeId>* nodes) override {
     CaptureInfo info;
     SRT_TRY(active_capture(stream, &info));
     size_t count = 0;
-    SRT_TRY(
-        in_context([&] { return calls_.cuGraphGetNodes(info.graph, nullptr, &count); }, "cuGraphGetNodes"));
+    SRT_TRY(in_context(calls_.cuGraphGetNodes, info.graph, nullptr, &count));
     std::vector<cu::Node> all(count);
-    if (count > 0)
-      SRT_TRY(in_context([&] { return calls_.cuGraphGetNodes(info.graph, all.data(), &count); },
-                         "cuGraphGetNodes"));
+    if (count > 0) SRT_TRY(in_context(calls_.cuGraphGetNodes, info.graph, all.data(), &count));
     size_t edges = 0;
-    SRT_TRY(in_context([&] { return calls_.cuGraphGetEdges(info.graph, nullptr, nullptr, &edges); },
-                       "cuGraphGetEdges"));
+    SRT_TRY(in_context(calls_.cuGraphGetEdges, info.graph, nullptr, nullptr, &edges));
     std::vector<cu::Node> from(edges);
     std::vector<cu::Node> to(edges);
-    if (edges > 0)
-      SRT_TRY(in_context([&] { return calls_.cuGraphGetEdges(info.graph, from.data(), to.data(), &edges); },
-                         "cuGraphGetEdges"));
+    if (edges > 0) SRT_TRY(in_context(calls_.cuGraphGetEdges, info.graph, from.data(), to.data(), &edges));
     std::unordered_map<cu::Node, uint32_t> index;
     for (const cu::Node node : all) index.emplace(node, static_cast<uint32_t>(index.size()));
     std::vector<std::vector<uint32_t>> before(all.size());
@@ -235,74 +201,51 @@ class CudaDriver final : public Driver {
 
   Status capture_begin(StreamId stream, CaptureMode mode) override {
     const auto cuda_mode = static_cast<cu::Mode>(mode == CaptureMode::trial ? CaptureMode::relaxed : mode);
-    return in_context([&] { return calls_.cuStreamBeginCapture(stream_of(stream), cuda_mode); },
-                      "cuStreamBeginCapture");
+    return in_context(calls_.cuStreamBeginCapture, stream_of(stream), cuda_mode);
   }
   Status capture_end(StreamId stream, GraphId* graph) override {
     cu::Graph made = nullptr;
-    SRT_TRY(in_context([&] { return calls_.cuStreamEndCapture(stream_of(stream), &made); },
-                       "cuStreamEndCapture"));
+    SRT_TRY(in_context(calls_.cuStreamEndCapture, stream_of(stream), &made));
     *graph = GraphId{reinterpret_cast<uint64_t>(made)};
     return Status::Ok();
   }
   Status graph_instantiate(GraphId graph, ExecId* exec) override {
     cu::Exec made = nullptr;
-    SRT_TRY(in_context([&] { return calls_.cuGraphInstantiateWithFlags(&made, graph_of(graph), 0); },
-                       "cuGraphInstantiateWithFlags"));
+    SRT_TRY(in_context(calls_.cuGraphInstantiateWithFlags, &made, graph_of(graph), 0));
     *exec = ExecId{reinterpret_cast<uint64_t>(made)};
     return Status::Ok();
   }
   Status graph_launch(ExecId exec, StreamId stream) override {
-    return in_context([&] { return calls_.cuGraphLaunch(exec_of(exec), stream_of(stream)); },
-                      "cuGraphLaunch");
+    return in_context(calls_.cuGraphLaunch, exec_of(exec), stream_of(stream));
   }
-  Status exec_destroy(ExecId exec) override {
-    return in_context([&] { return calls_.cuGraphExecDestroy(exec_of(exec)); }, "cuGraphExecDestroy");
-  }
-  Status graph_destroy(GraphId graph) override {
-    return in_context([&] { return calls_.cuGraphDestroy(graph_of(graph)); }, "cuGraphDestroy");
-  }
+  Status exec_destroy(ExecId exec) override { return in_context(calls_.cuGraphExecDestroy, exec_of(exec)); }
+  Status graph_destroy(GraphId graph) override { return in_context(calls_.cuGraphDestroy, graph_of(graph)); }
 
   Status stream_create(StreamId* stream) override {
     cu::Stream made = nullptr;
-    SRT_TRY(
-        in_context([&] { return calls_.cuStreamCreate(&made, cu::kStreamNonBlocking); }, "cuStreamCreate"));
+    SRT_TRY(in_context(calls_.cuStreamCreate, &made, cu::kStreamNonBlocking));
     *stream = StreamId{reinterpret_cast<uint64_t>(made)};
     return Status::Ok();
   }
   Status capture_copy(StreamId stream, Addr to, Addr from, Bytes size_bytes, NodeId* node) override {
     const cu::Memcpy3D copy = copy_of(to, from, size_bytes);
-    return capture_node(
-        stream,
-        [&](cu::Node* made, const CaptureInfo& info) {
-          return calls_.cuGraphAddMemcpyNode(made, info.graph, info.frontier, info.frontier_size, &copy,
-                                             context_);
-        },
-        "cuGraphAddMemcpyNode", node);
+    return capture_node(stream, node, calls_.cuGraphAddMemcpyNode, &copy, context_);
   }
   Status exec_set_copy(ExecId exec, NodeId node, Addr to, Addr from, Bytes size_bytes) override {
     const cu::Memcpy3D copy = copy_of(to, from, size_bytes);
-    return in_context(
-        [&] {
-          return calls_.cuGraphExecMemcpyNodeSetParams(exec_of(exec), reinterpret_cast<cu::Node>(raw(node)),
-                                                       &copy, context_);
-        },
-        "cuGraphExecMemcpyNodeSetParams");
+    return in_context(calls_.cuGraphExecMemcpyNodeSetParams, exec_of(exec),
+                      reinterpret_cast<cu::Node>(raw(node)), &copy, context_);
   }
 
   Status physical_export(PhysicalId physical, int* fd) override {
     if (properties_.handle_types != cu::kHandlePosix)
       return Status::Unsupported(info_.name + ": memory of this driver was not made to be exported");
-    return in_context(
-        [&] { return calls_.cuMemExportToShareableHandle(fd, raw(physical), cu::kHandlePosix, 0); },
-        "cuMemExportToShareableHandle");
+    return in_context(calls_.cuMemExportToShareableHandle, fd, raw(physical), cu::kHandlePosix, 0);
   }
   Status physical_import(int fd, Bytes, PhysicalId* physical) override {
     cu::PhysicalHandle handle = 0;
     void* number = reinterpret_cast<void*>(static_cast<intptr_t>(fd));
-    SRT_TRY(
-        in_context([&] { return calls_.cuMemImportFromShareableHandle(&handle, number, cu::kHandlePosix); },
-                   "cuMemImportFromShareableHandle"));
+    SRT_TRY(in_context(calls_.cuMemImportFromShareableHandle, &handle, number, cu::kHandlePosix));
     *physical = PhysicalId{handle};
     return Status::Ok();
   }
@@ -318,30 +261,32 @@ class CudaDriver final : public Driver {
     size_t frontier_size = 0;
   };
 
-  Status done(cu::Result result, const char* call) const { return cuda_status(calls_, result, call); }
+  template <class Call, class... Args>
+  Status done(const Call& call, Args... args) const {
+    return cuda_status(calls_, call(args...), call.name);
+  }
 
   Status allow(Addr address, Bytes size_bytes, int device_index, int flags) {
     cu::MemoryAccess access;
     access.location.id = device_index == kThisDevice ? properties_.location.id : device_index;
     access.flags = flags;
-    return in_context([&] { return calls_.cuMemSetAccess(address, size_bytes, &access, 1); },
-                      "cuMemSetAccess");
+    return in_context(calls_.cuMemSetAccess, address, size_bytes, &access, 1);
   }
 
   // Runs a call with the primary context current, then restores this thread's context.
-  template <class Call>
-  Status in_context(Call call, const char* name) {
-    return in_context(context_, call, name);
+  template <class Call, class... Args>
+  Status in_context(const Call& call, Args... args) {
+    return run_in(context_, call, args...);
   }
-  template <class Call>
-  Status in_context(cu::Context context, Call call, const char* name) {
+  template <class Call, class... Args>
+  Status run_in(cu::Context context, const Call& call, Args... args) {
     cu::Context current = nullptr;
-    SRT_TRY(done(calls_.cuCtxGetCurrent(&current), "cuCtxGetCurrent"));
-    if (current == context) return done(call(), name);
-    SRT_TRY(done(calls_.cuCtxPushCurrent(context), "cuCtxPushCurrent"));
-    const Status status = done(call(), name);
+    SRT_TRY(done(calls_.cuCtxGetCurrent, &current));
+    if (current == context) return done(call, args...);
+    SRT_TRY(done(calls_.cuCtxPushCurrent, context));
+    const Status status = done(call, args...);
     cu::Context popped = nullptr;
-    SRT_TRY(done(calls_.cuCtxPopCurrent(&popped), "cuCtxPopCurrent"));
+    SRT_TRY(done(calls_.cuCtxPopCurrent, &popped));
     return status;
   }
 
@@ -356,12 +301,8 @@ class CudaDriver final : public Driver {
   }
 
   Status capture_info(StreamId stream, CaptureInfo* info) {
-    return in_context(
-        [&] {
-          return calls_.cuStreamGetCaptureInfo(stream_of(stream), &info->status, &info->id, &info->graph,
-                                               &info->frontier, &info->frontier_size);
-        },
-        "cuStreamGetCaptureInfo");
+    return in_context(calls_.cuStreamGetCaptureInfo, stream_of(stream), &info->status, &info->id,
+                      &info->graph, &info->frontier, &info->frontier_size);
   }
   static cu::Memcpy3D copy_of(Addr to, Addr from, Bytes size_bytes) {
     cu::Memcpy3D copy;
@@ -371,18 +312,14 @@ class CudaDriver final : public Driver {
     return copy;
   }
   // A node after all that the stream has recorded, and before what it records next.
-  template <class Add>
-  Status capture_node(StreamId stream, Add add, const char* name, NodeId* node) {
+  template <class Call, class... Args>
+  Status capture_node(StreamId stream, NodeId* node, const Call& add, Args... args) {
     CaptureInfo info;
     SRT_TRY(active_capture(stream, &info));
     cu::Node made = nullptr;
-    SRT_TRY(in_context([&] { return add(&made, info); }, name));
-    SRT_TRY(in_context(
-        [&] {
-          return calls_.cuStreamUpdateCaptureDependencies(stream_of(stream), &made, 1,
-                                                          cu::kSetCaptureDependencies);
-        },
-        "cuStreamUpdateCaptureDependencies"));
+    SRT_TRY(in_context(add, &made, info.graph, info.frontier, info.frontier_size, args...));
+    SRT_TRY(in_context(calls_.cuStreamUpdateCaptureDependencies, stream_of(stream), &made, 1,
+                       cu::kSetCaptureDependencies));
     *node = NodeId{reinterpret_cast<uint64_t>(made)};
     return Status::Ok();
   }
