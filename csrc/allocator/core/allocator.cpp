@@ -51,9 +51,7 @@ Core::~Core() {
   (void)driver.device_sync().ok();
   for (Slot slot = 0; slot < streams.count(); ++slot)
     if (streams.is_peers(slot)) (void)wait_for(streams.driver_of(slot), streams.stream_of(slot)).ok();
-  for (SegmentId id = 1; id <= segments.last(); ++id) {
-    if (!segments.exists(id)) continue;
-    const Segment& segment = segments[id];
+  for (const Segment& segment : segments.all()) {
     if (segment.kind == SegmentKind::provided) {
       pools[segment.pool].options.provider->free(segment.provided_base, segment.provided_size,
                                                  streams.stream_of(segment.slot));

@@ -262,11 +262,9 @@ class Core {
   template <class F>
   std::vector<BlockId> collect_free(F accept) {
     std::vector<BlockId> found;
-    for (SegmentId id = 1; id <= segments.last(); ++id) {
-      if (!segments.exists(id)) continue;
-      for (BlockId at = segments[id].first; at != 0; at = blocks[at].next)
+    for (const Segment& segment : segments.all())
+      for (BlockId at = segment.first; at != 0; at = blocks[at].next)
         if (blocks[at].state == BlockState::free && accept(blocks[at])) found.push_back(at);
-    }
     std::sort(found.begin(), found.end(), [&](BlockId a, BlockId b) {
       return std::tie(blocks[a].pool, blocks[a].address) < std::tie(blocks[b].pool, blocks[b].address);
     });

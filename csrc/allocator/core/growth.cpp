@@ -184,13 +184,10 @@ Block& Core::put_unmapped(Block& block) {
 bool Core::find_room(const Want& want, Bytes chunk, Room* room) {
   // E2: the lowest unmapped block of the stream, with the free block before it.
   std::map<Addr, SegmentId> ours;
-  for (SegmentId id = 1; id <= segments.last(); ++id) {
-    if (!segments.exists(id)) continue;
-    const Segment& segment = segments[id];
+  for (const Segment& segment : segments.all())
     if (segment.expandable() && segment.pool == want.pool && segment.size_class == want.size_class &&
         segment.slot == want.slot)
-      ours.emplace(segment.base, id);
-  }
+      ours.emplace(segment.base, segment.id);
   auto usable = [&](const Block& block) {
     return (block.state == BlockState::unmapped && !(block.flags & kStale)) ||
            (block.state == BlockState::free && block.slot == want.slot);

@@ -30,9 +30,9 @@ void Core::read_stats(std::optional<PoolIndex> pool, StatsReport* report) {
     show(0, levels[PoolStats::kAll]);
     for (size_t c = 0; c < kSizeClasses; ++c) {
       show(c + 1, levels[c]);
-      for (PoolIndex i = 0; i < pools.end(); ++i)
-        if (pools.exists(i) && (!pool.has_value() || *pool == i))
-          flow(c, pools[i].stats.flow[c], pools[i].stats.level[c].current[g]);
+      for (const Pool& each : pools.all())
+        if (!pool.has_value() || *pool == each.index)
+          flow(c, each.stats.flow[c], each.stats.level[c].current[g]);
       if (!pool.has_value()) flow(c, ledger.retired[c], 0);
     }
   }
@@ -57,10 +57,8 @@ void Inspector::reset_peak() {
   Ledger& ledger = core_.ledger;
   ledger.fold();
   for (GaugeLevel& level : ledger.level) level.reset_peak();
-  for (PoolIndex i = 0; i < core_.pools.end(); ++i) {
-    if (!core_.pools.exists(i)) continue;
-    for (GaugeLevel& level : core_.pools[i].stats.level) level.reset_peak();
-  }
+  for (Pool& pool : core_.pools.all())
+    for (GaugeLevel& level : pool.stats.level) level.reset_peak();
   core_.counters.oversize_allocations.peak = core_.counters.oversize_allocations.current;
   core_.counters.oversize_segments.peak = core_.counters.oversize_segments.current;
 }
@@ -68,11 +66,8 @@ void Inspector::reset_peak() {
 void Inspector::reset_accumulated() {
   const Core::Lock lock(core_);
   core_.ledger.fold();
-  for (PoolIndex i = 0; i < core_.pools.end(); ++i)
-    for (size_t c = 0; c < kSizeClasses && core_.pools.exists(i); ++c) {
-      PoolStats& stats = core_.pools[i].stats;
-      stats.flow[c].reset(stats.level[c].current);
-    }
+  for (Pool& pool : core_.pools.all())
+    for (size_t c = 0; c < kSizeClasses; ++c) pool.stats.flow[c].reset(pool.stats.level[c].current);
   for (GaugeFlow& flow : core_.ledger.retired) flow.reset({});
   Counters& counters = core_.counters;
   const GaugeValue allocations = counters.oversize_allocations;
@@ -100,12 +95,9 @@ Snapshot Inspector::snapshot(std::optional<PoolId> pool, bool include_traces) {
   result.settings = core_.settings().text;
   core_.trace.add(Action::snapshot, kNullAddr, core_.budget.reserved(), kDefaultStream, 0);
   std::map<Addr, const Segment*> by_address;
-  for (SegmentId id = 1; id <= core_.segments.last(); ++id) {
-    if (!core_.segments.exists(id)) continue;
-    const Segment& segment = core_.segments[id];
+  for (const Segment& segment : core_.segments.all())
     if (!pool.has_value() || core_.pools[segment.pool].id == *pool)
       by_address.emplace(segment.base, &segment);
-  }
   for (const auto& [base, segment] : by_address) {
     SegmentInfo* open = nullptr;
     for (BlockId id = segment->first; id != 0; id = core_.blocks[id].next) {
@@ -156,8 +148,7 @@ Bytes Inspector::largest_free(Bytes largest) {
 std::vector<PoolId> Inspector::pools() {
   const Core::Lock lock(core_);
   std::vector<PoolId> ids;
-  for (PoolIndex i = 0; i < core_.pools.end(); ++i)
-    if (core_.pools.exists(i)) ids.push_back(core_.pools[i].id);
+  for (const Pool& pool : core_.pools.all()) ids.push_back(pool.id);
   return ids;
 }
 

@@ -270,12 +270,11 @@ Block* Core::steal(const Want& want) {
 
 // N2: free blocks of pools that offer them when the default pool cannot grow.
 Block* Core::overflow(const Want& want, Want* adopted) {
-  for (PoolIndex i = 1; i < pools.end(); ++i) {
-    if (!pools.exists(i)) continue;
-    const Pool& pool = pools[i];
-    if (!pool.options.use_on_oom || pool.state != PoolState::open || pool.captured || pool.hibernated)
+  for (const Pool& pool : pools.all()) {
+    if (pool.index == 0 || !pool.options.use_on_oom || pool.state != PoolState::open || pool.captured ||
+        pool.hibernated)
       continue;
-    adopted->pool = i;
+    adopted->pool = pool.index;
     if (Block* block = search(*adopted)) return block;
   }
   return nullptr;

@@ -42,11 +42,11 @@ bool Core::plan_move(const Want& want, Move* move) {
     for (const auto& [at, page] : pages_inside(blocks[id])) total += page.size;
   if (total < want.size || total < least_worth(want.size, pool.mapped)) return false;
   Block* target = nullptr;
-  for (SegmentId id = 1; id <= segments.last(); ++id) {
-    if (!segments.exists(id) || !segments[id].expandable() || segments[id].pool != want.pool ||
-        segments[id].size_class != want.size_class || segments[id].slot != want.slot)
+  for (const Segment& segment : segments.all()) {
+    if (!segment.expandable() || segment.pool != want.pool || segment.size_class != want.size_class ||
+        segment.slot != want.slot)
       continue;
-    for (BlockId at = segments[id].first; at != 0; at = blocks[at].next) {
+    for (BlockId at = segment.first; at != 0; at = blocks[at].next) {
       Block& block = blocks[at];
       if (block.state == BlockState::unmapped && !(block.flags & kStale) && block.size >= total &&
           (target == nullptr || block.address < target->address))
@@ -153,8 +153,8 @@ void Core::settle_stale() {
       captured.push_back(slot_captured(slot));
       if (!captured[slot]) waited.emplace_back(&streams.driver_of(slot), streams.stream_of(slot));
     }
-    for (SegmentId id = 1; id <= segments.last(); ++id)
-      for (BlockId at = segments.exists(id) ? segments[id].first : 0; at != 0; at = blocks[at].next)
+    for (const Segment& segment : segments.all())
+      for (BlockId at = segment.first; at != 0; at = blocks[at].next)
         if ((blocks[at].flags & kStale) && !captured[blocks[at].slot]) stale.push_back(at);
   }
   for (const auto& [device, stream] : waited)

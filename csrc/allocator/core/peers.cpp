@@ -34,8 +34,7 @@ std::vector<std::pair<Addr, Bytes>> Core::mapped_ranges() {
     }
   };
   const Lock lock(*this);
-  for (SegmentId id = 1; id <= segments.last(); ++id)
-    if (segments.exists(id)) add(segments[id].pages);
+  for (const Segment& segment : segments.all()) add(segment.pages);
   for (const auto* arena : arena_pages) add(*arena);
   return ranges;
 }

@@ -183,15 +183,13 @@ void Core::drop_empty_segments() {
   std::vector<SegmentId> empty;
   {
     const Lock lock(*this);
-    for (SegmentId id = 1; id <= segments.last(); ++id) {
-      if (!segments.exists(id)) continue;
-      const Segment& segment = segments[id];
+    for (const Segment& segment : segments.all()) {
       const Pool& pool = pools[segment.pool];
       const bool free_pool = pool.index == 0 || pool.state == PoolState::draining;
       const Block& first = blocks[segment.first];
       if (segment.expandable() && free_pool && first.state == BlockState::unmapped && first.next == 0 &&
           !(first.flags & kStale))
-        empty.push_back(id);
+        empty.push_back(segment.id);
     }
   }
   // Only the holder of the growth mutex maps pages, so an empty segment stays empty.
@@ -207,8 +205,7 @@ void Core::drop_empty_segments() {
 void Core::drop_dead_pools() {
   const Lock lock(*this);
   std::vector<bool> holds(pools.end(), false);
-  for (SegmentId id = 1; id <= segments.last(); ++id)
-    if (segments.exists(id)) holds[segments[id].pool] = true;
+  for (const Segment& segment : segments.all()) holds[segment.pool] = true;
   for (PoolIndex i = 1; i < pools.end(); ++i) {
     if (!pools.exists(i) || pools[i].state != PoolState::draining || holds[i] || pools[i].pins != 0) continue;
     ledger.retire(pools[i].stats);
@@ -243,10 +240,9 @@ Bytes Core::flush(std::optional<PoolIndex> only) {
   std::vector<SegmentId> stitched;
   {
     const Lock lock(*this);
-    for (SegmentId id = 1; id <= segments.last(); ++id)
-      if (segments.exists(id) && segments[id].kind == SegmentKind::stitched &&
-          pools[segments[id].pool].state == PoolState::draining)
-        stitched.push_back(id);
+    for (const Segment& segment : segments.all())
+      if (segment.kind == SegmentKind::stitched && pools[segment.pool].state == PoolState::draining)
+        stitched.push_back(segment.id);
   }
   for (const SegmentId id : stitched) unstitch(id);
   {

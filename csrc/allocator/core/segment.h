@@ -10,6 +10,7 @@
 
 #include <map>
 #include <memory>
+#include <ranges>
 #include <vector>
 
 #include "allocator/core/block.h"
@@ -76,8 +77,11 @@ class SegmentTable {
     --count_;
   }
   size_t count() const { return count_; }
-  // Ids from 1 to last() may exist.
-  SegmentId last() const { return segments_.empty() ? 0 : static_cast<SegmentId>(segments_.size() - 1); }
+  // By id. REQUIRES: the loop destroys none.
+  auto all() const {
+    return segments_ | std::views::filter([](const auto& each) { return each != nullptr; }) |
+           std::views::transform([](const auto& each) -> Segment& { return *each; });
+  }
 
  private:
   std::vector<std::unique_ptr<Segment>> segments_;

@@ -22,8 +22,7 @@ class Validation {
 
   Status run() {
     if (!core_.broken.empty()) return Status::Internal(core_.broken);
-    for (SegmentId id = 1; id <= core_.segments.last(); ++id)
-      if (core_.segments.exists(id)) SRT_TRY(segment(core_.segments[id]));
+    for (Segment& each : core_.segments.all()) SRT_TRY(segment(each));
     SRT_TRY(indexes());
     SRT_TRY(bytes());
     SRT_TRY(gauges());
@@ -152,26 +151,24 @@ class Validation {
   }
 
   Status indexes() {
-    for (PoolIndex i = 0; i < core_.pools.end(); ++i)
-      for (size_t c = 0; c < kSizeClasses && core_.pools.exists(i); ++c)
-        if (core_.pools[i].free[c].count(core_.blocks) != free_blocks_[{i, c}])
-          return fail("V3: the index of pool ", core_.pools[i].id, " has ",
-                      core_.pools[i].free[c].count(core_.blocks), " blocks, the pool has ",
-                      free_blocks_[{i, c}], " free");
+    for (const Pool& pool : core_.pools.all())
+      for (size_t c = 0; c < kSizeClasses; ++c)
+        if (pool.free[c].count(core_.blocks) != free_blocks_[{pool.index, c}])
+          return fail("V3: the index of pool ", pool.id, " has ", pool.free[c].count(core_.blocks),
+                      " blocks, the pool has ", free_blocks_[{pool.index, c}], " free");
     if (seen_blocks_ != count_) return fail("V1: ", count_ - seen_blocks_, " blocks are in no segment");
     return Status::Ok();
   }
 
   Status bytes() {
     Bytes sum = core_.arena_bytes;
-    for (PoolIndex i = 0; i < core_.pools.end(); ++i) {
-      if (!core_.pools.exists(i)) continue;
-      if (core_.pools[i].mapped != mapped_[i])
-        return fail("V4: pool ", core_.pools[i].id, " counts ", core_.pools[i].mapped, " mapped bytes, has ",
-                    mapped_[i]);
-      if (i != 0 && core_.pools[i].state == PoolState::open && core_.pools[i].refs <= 0)
-        return fail("V7: pool ", core_.pools[i].id, " is open without references");
-      sum += mapped_[i];
+    for (const Pool& pool : core_.pools.all()) {
+      const Bytes mapped = mapped_[pool.index];
+      if (pool.mapped != mapped)
+        return fail("V4: pool ", pool.id, " counts ", pool.mapped, " mapped bytes, has ", mapped);
+      if (pool.index != 0 && pool.state == PoolState::open && pool.refs <= 0)
+        return fail("V7: pool ", pool.id, " is open without references");
+      sum += mapped;
     }
     if (sum != core_.budget.reserved())
       return fail("V4: ", sum, " bytes are mapped, the budget counts ", core_.budget.reserved());
@@ -181,18 +178,18 @@ class Validation {
   Status gauges() {
     core_.ledger.fold();
     std::array<std::array<int64_t, kGauges>, kSizeClasses> device{};
-    for (PoolIndex i = 0; i < core_.pools.end(); ++i) {
-      if (!core_.pools.exists(i)) continue;
-      const PoolStats& stats = core_.pools[i].stats;
+    for (const Pool& pool : core_.pools.all()) {
+      const PoolIndex i = pool.index;
+      const PoolStats& stats = pool.stats;
       for (size_t c = 0; c < kSizeClasses; ++c)
         for (size_t g = 0; g < kGauges; ++g) {
           const int64_t want = sums_.of[{i, c}][g];
           device[c][g] += want;
-          SRT_TRY(level(stats.level[c], g, want, core_.pools[i].id.key()));
+          SRT_TRY(level(stats.level[c], g, want, pool.id.key()));
         }
       for (size_t g = 0; g < kGauges; ++g)
-        SRT_TRY(level(stats.level[PoolStats::kAll], g, sums_.of[{i, 0}][g] + sums_.of[{i, 1}][g],
-                      core_.pools[i].id.key()));
+        SRT_TRY(
+            level(stats.level[PoolStats::kAll], g, sums_.of[{i, 0}][g] + sums_.of[{i, 1}][g], pool.id.key()));
     }
     for (size_t g = 0; g < kGauges; ++g) {
       for (size_t c = 0; c < kSizeClasses; ++c)
@@ -225,9 +222,8 @@ class Validation {
       if (core_.blocks[id].state != BlockState::pending_event || core_.blocks[id].pending != count)
         return fail("V6: ", core_.blocks[id].state, " block ", id, " is in ", count, " batches");
     std::set<BlockId> deferred(core_.captures.deferred.begin(), core_.captures.deferred.end());
-    for (SegmentId s = 1; s <= core_.segments.last(); ++s)
-      for (BlockId id = core_.segments.exists(s) ? core_.segments[s].first : 0; id != 0;
-           id = core_.blocks[id].next) {
+    for (const Segment& segment : core_.segments.all())
+      for (BlockId id = segment.first; id != 0; id = core_.blocks[id].next) {
         const Block& block = core_.blocks[id];
         if (block.state == BlockState::pending_event && !batches.contains(id))
           return fail("V6: block ", id, " is pending in no batch");

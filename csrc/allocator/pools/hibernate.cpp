@@ -9,16 +9,14 @@ namespace {
 // Pages wholly inside discardable live blocks of the pool, by segment.
 std::map<SegmentId, std::map<Addr, Page>> discardable_pages(Core& core, PoolIndex pool) {
   std::map<SegmentId, std::map<Addr, Page>> found;
-  for (SegmentId s = 1; s <= core.segments.last(); ++s) {
-    if (!core.segments.exists(s) || core.segments[s].pool != pool) continue;
-    const Segment& segment = core.segments[s];
-    if (!segment.expandable()) continue;
+  for (const Segment& segment : core.segments.all()) {
+    if (segment.pool != pool || !segment.expandable()) continue;
     for (BlockId b = segment.first; b != 0; b = core.blocks[b].next) {
       const Block& block = core.blocks[b];
       if (block.state != BlockState::live || !(block.flags & kDiscardable)) continue;
       for (auto at = segment.pages.lower_bound(block.address);
            at != segment.pages.end() && at->first + at->second.size <= block.end(); ++at)
-        found[s].insert(*at);
+        found[segment.id].insert(*at);
     }
   }
   return found;
@@ -97,10 +95,10 @@ Status Pools::wake(PoolId id) {
     SRT_TRY(find(id, &pool));
     if (!pool->hibernated) return Status::Ok();
     index = pool->index;
-    for (SegmentId s = 1; s <= core_.segments.last(); ++s)
-      if (core_.segments.exists(s) && core_.segments[s].pool == index && !core_.segments[s].dropped.empty()) {
-        missing[s] = core_.segments[s].dropped;
-        needed += total_of(missing[s]);
+    for (const Segment& segment : core_.segments.all())
+      if (segment.pool == index && !segment.dropped.empty()) {
+        missing[segment.id] = segment.dropped;
+        needed += total_of(segment.dropped);
       }
   }
   // All pages or none; when memory is short, the last reclaim steps make room once.

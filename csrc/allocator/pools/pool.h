@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <memory>
+#include <ranges>
 #include <unordered_map>
 #include <vector>
 
@@ -96,6 +97,11 @@ class PoolTable {
     by_id_.erase(pool.id);
     recycled_.push_back(pool.index);
     pools_[pool.index].reset();
+  }
+  // By index. REQUIRES: the loop destroys none.
+  auto all() const {
+    return pools_ | std::views::filter([](const auto& each) { return each != nullptr; }) |
+           std::views::transform([](const auto& each) -> Pool& { return *each; });
   }
   // Indices from 0 up to but excluding end() may exist.
   PoolIndex end() const { return static_cast<PoolIndex>(pools_.size()); }

@@ -42,9 +42,8 @@ Status Pools::release(PoolId id) {
     pool->state = PoolState::draining;
     pool->captured = false;  // no graph is left that could touch the memory
     pool->set_hibernated(false);
-    for (SegmentId s = 1; s <= core_.segments.last(); ++s)
-      if (core_.segments.exists(s) && core_.segments[s].pool == pool->index)
-        core_.segments[s].dropped.clear();
+    for (Segment& segment : core_.segments.all())
+      if (segment.pool == pool->index) segment.dropped.clear();
     gone = pool->mapped == 0 && pool->pins == 0;
   }
   if (gone) core_.drop_drained();
@@ -154,9 +153,9 @@ Status Pools::check_live(PoolId id, std::vector<Addr> addresses, bool* same) {
   Pool* pool = nullptr;
   SRT_TRY(find(id, &pool));
   std::vector<Addr> live;
-  for (SegmentId s = 1; s <= core_.segments.last(); ++s) {
-    if (!core_.segments.exists(s) || core_.segments[s].pool != pool->index) continue;
-    for (BlockId b = core_.segments[s].first; b != 0; b = core_.blocks[b].next)
+  for (const Segment& segment : core_.segments.all()) {
+    if (segment.pool != pool->index) continue;
+    for (BlockId b = segment.first; b != 0; b = core_.blocks[b].next)
       if (core_.blocks[b].state == BlockState::live) live.push_back(core_.blocks[b].address);
   }
   std::sort(live.begin(), live.end());

@@ -9,8 +9,8 @@ namespace {
 
 std::vector<SegmentId> segments_of(Core& core, PoolIndex pool) {
   std::vector<SegmentId> ids;
-  for (SegmentId id = 1; id <= core.segments.last(); ++id)
-    if (core.segments.exists(id) && core.segments[id].pool == pool) ids.push_back(id);
+  for (const Segment& segment : core.segments.all())
+    if (segment.pool == pool) ids.push_back(segment.id);
   std::sort(ids.begin(), ids.end(),
             [&](SegmentId a, SegmentId b) { return core.segments[a].base < core.segments[b].base; });
   return ids;
