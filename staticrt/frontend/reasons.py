@@ -168,11 +168,19 @@ def is_user_file(filename: str) -> bool:
 def is_user_code(frame: FrameType) -> bool:
     """Whether a frame runs model code: that of a user's file, and not what a library generates for sizes."""
     caller = frame.f_back
-    return is_user_file(frame.f_code.co_filename) and not (
-        frame.f_code.co_filename == "<string>"
-        and caller is not None
-        and any(f"{os.sep}{name}{os.sep}" in caller.f_code.co_filename for name in _OF_SIZES)
-    )
+    if frame.f_code.co_filename == "<string>" and caller is not None:
+        filename = caller.f_code.co_filename
+        if any(f"{os.sep}{name}{os.sep}" in filename for name in _OF_SIZES):
+            return False
+        if filename.startswith((_TORCH, *_OURS)) and _generated_for(frame).startswith("torch."):
+            return False
+    return is_user_file(frame.f_code.co_filename)
+
+
+def _generated_for(frame: FrameType) -> str:
+    """The module of the class that a method was generated for: of a named tuple, or of a data class."""
+    owner = frame.f_locals.get("_cls")
+    return str(owner.__module__ if isinstance(owner, type) else frame.f_globals.get("__name__", ""))
 
 
 def _is_finder(path: str) -> bool:

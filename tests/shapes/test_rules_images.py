@@ -169,3 +169,30 @@ def test_networks_with_pools_are_traced_by_quick_rules(monkeypatch):
         aten.avg_pool2d.default,
     }
     assert not slow & set(asked)
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["constant", "symbolic"])
+def test_grids_of_affine_maps(symbolic):
+    covered = 0
+    for theta in (
+        torch.rand(2, 2, 3),
+        torch.rand(2, 3, 4),
+        torch.rand(1, 2, 3).double(),
+        torch.rand(2, 2, 4),
+    ):
+        for size in ([2, 3, 9, 12], [2, 3, 4, 9, 12], [1, 3, 5, 7], [2, 3, 1, 1], [2, 3, 9]):
+            covered += expect_eager(aten.affine_grid_generator.default, theta, symbolic, size, False)
+    assert covered >= 4
+
+
+def test_sampling_by_affine_maps_keeps_sizes_symbolic():
+    def sampled(x, theta):
+        grid = torch.nn.functional.affine_grid(theta, x.shape, align_corners=False)
+        return torch.nn.functional.grid_sample(x, grid, align_corners=False)
+
+    compiled = staticrt.compile(sampled)
+    with torch.no_grad():
+        for shape in ((2, 3, 9, 12), (3, 4, 7, 5)):
+            x, theta = torch.rand(shape), torch.rand(shape[0], 2, 3)
+            torch.testing.assert_close(compiled(x, theta), sampled(x, theta))
+    assert len(compiled.explain().traces) == 1, str(compiled.explain())

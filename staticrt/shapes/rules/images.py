@@ -125,3 +125,16 @@ def _grid_sample(mode: Any, x: torch.Tensor, grid: torch.Tensor, *settings: Any)
         _check(size > 0)
     # The kernel returns a row-major result for every input layout.
     return new(mode, [*x.shape[:2], *grid.shape[1:3]], x)
+
+
+@rule(aten.affine_grid_generator.default)
+def _affine_grid(mode: Any, theta: torch.Tensor, size: Sequence[Any], align_corners: bool) -> Any:
+    spatial = len(size) - 2
+    if spatial not in (2, 3) or theta.dim() != 3 or theta.dtype not in (torch.float32, torch.float64):
+        return None
+    wanted = (size[0], spatial, spatial + 1)
+    if not all(agree(own, other) for own, other in zip(theta.shape, wanted, strict=True)):
+        return None
+    for each in (size[0], *size[2:]):
+        _check(each > 0)
+    return new(mode, [size[0], *size[2:], spatial], theta)
