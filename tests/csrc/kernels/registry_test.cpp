@@ -8,6 +8,7 @@
 
 #include "driver.h"
 #include "kernels/registry/autotuning.h"
+#include "kernels/registry/structured_ops.h"
 #include "test.h"
 
 // A kernel under a name that no op has would never be found.
@@ -23,6 +24,21 @@ TEST(every_kernel_names_an_operator) {
     if (!c10::Dispatcher::singleton().findSchema({name, overload})) unknown.append(kernel.op).append(" ");
   }
   EXPECT_EQ(unknown, "");
+}
+
+TEST(every_structured_operator_has_an_out_overload_with_a_kernel) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  std::string without;
+  size_t count = 0;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const std::string op = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    if (!staticrt::is_structured(op)) continue;
+    ++count;
+    const auto out = staticrt::find_out_overload(*dispatcher.findSchema(name));
+    if (!out || !out->hasKernelForDispatchKey(c10::DispatchKey::CPU)) without.append(op).append(" ");
+  }
+  EXPECT_EQ(without, "");
+  EXPECT(count > 250);
 }
 
 TEST(a_second_kernel_of_a_name_is_refused) {
