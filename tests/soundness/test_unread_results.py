@@ -252,3 +252,24 @@ def test_a_view_beyond_the_memory_is_refused_although_nobody_reads_it(size):
         x = torch.ones(n)
         assert_same(outcome(fast, x), outcome(model, x))
     assert outcome(model, torch.ones(size)) is RuntimeError
+
+
+WINDOWS = {
+    "conv2d": lambda x: F.conv2d(x, torch.ones(2, 1, 2, 2), padding=1),
+    "max_pool2d": lambda x: F.max_pool2d(x, 2, padding=1),
+    "avg_pool2d": lambda x: F.avg_pool2d(x, 2, padding=1),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 2),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_a_window_of_padding_alone_is_refused_although_nobody_reads_it(name):
+    def model(x):
+        WINDOWS[name](x[..., : x.shape[-1] // 2])
+        return x * 2
+
+    fast = staticrt.compile(model)
+    for n in (6, 0, 7, 1):
+        x = torch.ones(1, 1, 5, n)
+        assert_same(outcome(fast, x), outcome(model, x))
+    assert outcome(model, x) is RuntimeError

@@ -35,6 +35,8 @@ def conv_size(mode: Any, size: Any, weight: Any, padding: Any, dilation: Any, st
         else:
             found = (size - shrinks_by - 1) // stride + 1
         _check(found > 0)
+        if not (isinstance(padding, int) and padding == 0):  # a window of padding alone is refused
+            _check(size > 0)
         cache[key] = found
     return found
 

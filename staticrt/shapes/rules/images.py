@@ -56,7 +56,7 @@ def _pooled(
     strides = suggested_strides(mode, x, [*x.shape[:2], *sizes])
     if strides is None:
         return None
-    for size in sizes:
+    for size in (*sizes, *x.shape[1:]):  # a window of padding alone is refused
         _check(size > 0)
     return [*x.shape[:2], *sizes], strides
 
@@ -106,6 +106,8 @@ def _adaptive_avg_pool(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
         return None
     if not all(isinstance(s, int) and s > 0 for s in size):
         return None
+    for each in x.shape[1:]:
+        _check(each > 0)
     return new_as_suggested(mode, [*x.shape[:2], *size], x)
 
 
