@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 import staticrt
 from staticrt.errors import InternalError
@@ -111,13 +112,13 @@ class SimProgram(grammar.Program):
         scope = {**grammar.SCOPE, "grid": on_sim, "n": n, "m": m}
         made = [x for kind in self.kinds for x in eval(grammar.ARGUMENTS[kind], scope)]
         if self.gradients:
-            for x in made:
+            for x in tree_leaves(made):
                 if isinstance(x, torch.Tensor) and x.is_floating_point():
                     x.requires_grad_()
         return made
 
     def function(self) -> Any:
-        scope: dict[str, Any] = {"torch": torch}
+        scope: dict[str, Any] = {**grammar.SCOPE, "WEIGHT": on_sim(8, 3)}
         for name in FACTORIES:
             scope[name] = functools.partial(getattr(torch, name), device="sim:0")
         source = re.sub(rf"\btorch\.({'|'.join(FACTORIES)})\(", r"\1(", self.source)

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import staticrt
 from tests.soundness.program_grammar import Program, generate
@@ -72,16 +72,18 @@ def call(
     size: tuple[int, int],
     widen: bool = False,
     rounding: int | None = None,
+    again: bool = False,
 ) -> Seen:
     """One call on new arguments.
 
     Args:
         widen: floating arguments are of float64.
         rounding: the seed of `Rounded`.
+        again: the function is called once more with the same arguments; seen are the results of both calls.
     """
     args = program.arguments(*size)
     if widen:
-        args = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in args]
+        args = tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, args)
     torch.manual_seed(0)
     results: list[Any] = []
     error = None
@@ -91,6 +93,8 @@ def call(
             contextlib.nullcontext() if rounding is None else Rounded(rounding),
         ):
             results = list(function(*args))
+            if again:
+                results += function(*args)
     except Exception as raised:
         error = type(raised)
     return seen(program, results, args, error)
@@ -104,7 +108,7 @@ def seen(program: Program, results: list[Any], args: list[Any], error: type | No
             grads = _gradients(results, args)
     except Exception as raised:
         error = type(raised)
-    everything = [*results, *args]
+    everything = tree_leaves([*results, *args])
     return Seen(
         error,
         [x.detach().clone() if isinstance(x, torch.Tensor) else x for x in (*everything, *grads)],
@@ -118,7 +122,7 @@ def _gradients(results: list[Any], args: list[Any]) -> list[Any]:
     loss = sum(x.double().sum() for x in results if isinstance(x, torch.Tensor) and x.requires_grad)
     if not isinstance(loss, torch.Tensor):
         return []
-    wanted = [x for x in args if isinstance(x, torch.Tensor) and x.requires_grad]
+    wanted = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor) and x.requires_grad]
     return list(torch.autograd.grad(loss, wanted, allow_unused=True))
 
 
@@ -174,8 +178,10 @@ def _difference(expected: Seen, got: Seen, eager: Callable[..., Seen]) -> str:
 
 
 def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return bool(a is b or a == b or (isinstance(a, float) and math.isnan(a) and math.isnan(b)))
+        return bool(a is b or a == b)
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
@@ -210,22 +216,26 @@ def compiled(program: Program, way: str) -> Callable[..., Any] | None:
 def failure(
     program: Program, way: str, sizes: Iterator[tuple[int, int]] | tuple[tuple[int, int], ...]
 ) -> str:
-    """The first difference over some sizes, each called twice; empty: none."""
+    """The first difference over some sizes, each called three times; empty: none."""
     function = program.function()
     fast = compiled(program, way)
     if fast is None:
         return ""
     for size in sizes:
-        expected = call(function, program, size)
-        if way != "compile" and expected.error:
-            continue  # Dynamo and archives have errors of their own
-        for _ in range(2):
-            got = call(fast, program, size)
+        for again in (False, True):
+            expected = call(function, program, size, again=again)
+            if way != "compile" and expected.error:
+                continue  # Dynamo and archives have errors of their own
+            got = call(fast, program, size, again=again)
             if got.error and (way == "archive" or got.error.__module__.startswith("torch._dynamo")):
                 break  # an archive refuses what it was not saved for; Dynamo, what its own rules do not cover
-            found = difference(expected, got, lambda size=size, **how: call(function, program, size, **how))
+            found = difference(
+                expected,
+                got,
+                lambda size=size, again=again, **how: call(function, program, size, again=again, **how),
+            )
             if found:
-                return f"{way} at {size}: {found}"
+                return f"{way} at {size}{', again' if again else ''}: {found}"
     return ""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils._pytree import tree_leaves
 
 # Each gives arguments of sizes n and m, as source: of memory of their own, strided, overlapping, shared.
 ARGUMENTS = {
@@ -44,6 +45,20 @@ ARGUMENTS = {
     "neighbours": "(lambda g: [g[:n], g[1:]])(grid(n + 1, m))",
     "array_twice": "(lambda g: [torch.from_numpy(g), torch.from_numpy(g)])(grid(n, m).numpy().copy())",
     "array_overlaps": "(lambda g: [torch.from_numpy(g[:n]), torch.from_numpy(g[1:])])(grid(n + 1, m).numpy().copy())",
+    "one_or_more": "[grid(n if n > 3 else 1, m)]",
+    "flag": "[n > 2]",
+    "fraction": "[n / 4]",
+    "list": "[[grid(n, m), grid(n)]]",
+    "dict": "[dict(p=grid(n, m), q=grid(n))]",
+    "optional": "[grid(n, m) if n > 1 else None]",
+}
+# What a program reads first of arguments that need not be tensors.
+READS = {
+    "flag": ["torch.ones(2, 3) if {a} else torch.zeros(3)"],
+    "fraction": ["torch.full((2, 2), {a})", "torch.ones(3) * {a}"],
+    "list": ["{a}[0]", "{a}[-1]"],
+    "dict": ["{a}['p']", "{a}['q']"],
+    "optional": ["torch.ones(2, 2) if {a} is None else {a} * 1"],
 }
 
 UNARY = """
@@ -104,7 +119,28 @@ torch.nn.functional.gelu({x}.float(), approximate="tanh"); torch.nn.functional.s
 torch.nn.functional.mse_loss({x}.float(), {y}.float()); torch.nn.functional.cross_entropy({x}.float(), torch.zeros({x}.shape[0]).long(), label_smoothing=0.1); torch.nn.functional.smooth_l1_loss({x}.float(), {y}.float(), reduction="none"); torch.nn.functional.kl_div({x}.float(), {y}.float().softmax(-1), reduction="batchmean"); torch.nn.functional.binary_cross_entropy_with_logits({x}.float(), ({y} > 0).float()); torch.nn.functional.cosine_similarity({x}.float(), {y}.float(), -1); torch.nn.functional.scaled_dot_product_attention({x}.float()[None, None], {y}.float()[None, None], {y}.float()[None, None], is_causal=True); torch.nn.functional.nll_loss({x}.float(), {y}.long()[:, 0].clamp(0, 0)); torch.nn.functional.huber_loss({x}.float(), {y}.float())
 torch.scatter_add(torch.zeros_like({x}), 0, {y}.long().abs() % {x}.shape[0], {x}); torch.scatter({x}, 1, {y}.long().abs() % {x}.shape[1], 2); {x}.scatter_reduce(0, {y}.long().abs() % {x}.shape[0], {x}, "amax"); {x}.index_put((torch.tensor([0, 0]),), {x}[:1], accumulate=True); {x}.index_add(0, torch.zeros({y}.shape[0]).long(), {y}); {x}.take({y}.long().abs() % {x}.numel()); {x}.take_along_dim({x}.argsort(-1), -1); {x}[torch.arange({x}.shape[0]), 0]; {x}[:, [0, -1]]; {x}[[0]]; {x}[..., None, 0]; {x}[torch.tensor([True]).expand({x}.shape[0])]; {x}.select_scatter({y}[0], 0, 0); {x}.slice_scatter({x}[1:], 0, 1); {x}.index_copy(0, torch.tensor([0]), {y}[:1]); torch.index_reduce({x}, 0, torch.zeros(1).long(), {x}[-1:], "amin"); {x}.index_select(-1, torch.tensor([0, 0]))
 """
-_WEIGHTS = ((UNARY, 6), (BINARY, 5), (VIEWS, 7), (WRITES, 7), (DATA, 2), (RANDOM, 1), (NUMERIC, 6))
+# Numbers as arguments, blocks and bodies of their own, models' weights, comprehensions.
+FORMS = """
+{x}[: {k}]; {x}[{k} :]; torch.zeros({k}, 2); {x} * {k}; {x}.roll({k}, 0); torch.arange({k}); {x}.repeat({k}, 1); {x}.expand({k}, *{x}.shape); {x}.view({k}, -1); {x}.narrow(0, 0, {k}); ({x} if {k} > 2 else {y}); {x}.split({k}); {x}.flatten()[{k}]; {x}.sum({k}); {x}.unsqueeze({k}); torch.full((2,), {k})
+{x}.shape[0]; {x}.numel() // 2; {x}.size(-1) * 2; len({x}); {x}.dim(); {x}.sum().item(); {x}.tolist(); {x}.shape[0] > {y}.shape[0]; max({x}.shape[0], {k}); {k} - {x}.shape[-1]
+{x}.sum((0, -1), keepdim=True); {x}.float().mean(-1, keepdim=True); {x}.amax(-1, keepdim=True); {x}.float().softmax(dim=-2); {x}.cumsum(-2); {x}.squeeze(-2); {x}.float().norm(dim=(-2, -1)); {x}.unflatten(-1, (-1, 1)); {x}.argmax(dim=-2, keepdim=True); {x}.all(dim=-1, keepdim=True)
+torch.ops.higher_order.cond({x}.sum() > 0, lambda a, b: (a + 1, b * 2), lambda a, b: (a - 1, b * 3), ({x}, {y})); torch.ops.higher_order.while_loop(lambda i, a: i < 3, lambda i, a: (i + 1, a * 2 - 1), (torch.tensor(0), {x}), ()); torch.ops.higher_order.scan(lambda c, a: [c + a, c * 2], [{x}[0] * 1], [{x}], []); torch.ops.higher_order.map_impl(lambda a: (a * 2,), ({x},), ())
+in_autocast(lambda a, b: a @ b.t() + 1, {x}, {y}); in_autocast(lambda a, b: torch.nn.functional.linear(a.float(), b.float()).softmax(-1), {x}, {y}); in_checkpoint(lambda a, b: (a.float() * b).sin() + 1, {x}, {y}); without_gradients(lambda a, b: a * b, {x}, {y}); without_gradients(lambda a, b: a.mul_(2), {x}, {y}); or_else(lambda a, b: a + b, {x}, {y}); or_else(lambda a, b: a.view(-1), {x}, {y}); Square.apply({x})
+torch.vmap(lambda a: a * 2 + a.sum())({x}); torch.vmap(lambda a, b: a.float() @ b.float())({x}, {y}); torch.autograd.grad(({x} * {x}).sum(), {x}, create_graph=True)[0]; torch.func.grad(lambda a: (a * a).sum())({x}.float()); torch.func.jvp(lambda a: a * a, ({x}.float(),), ({x}.float(),))
+[{x} + i for i in range({x}.shape[0] % 3)]; sum({x}[i] for i in range(min({x}.shape[0], 2))); dict(a={x})["a"].add(1); [a * 2 for a in {x}]; torch.stack([{x}, {y}][: {k}]); [*{x}.unbind(0), {y}][-2]
+{x}.float() @ WEIGHT[: {x}.shape[-1]]; torch.nn.functional.linear({x}.float(), WEIGHT.t()[:, : {x}.shape[-1]], WEIGHT[0]); torch.nn.functional.embedding({x}.long().abs() % 8, WEIGHT); {x} * WEIGHT[0, : {x}.shape[-1]]; torch.nn.functional.layer_norm({x}.float(), {x}.shape[-1:], WEIGHT[: {x}.shape[-1], 0])
+{x}[({x} > 0).any(-1)]; {x}[{x}.sum(-1) > 0]; {x}[{x} > {y}]; torch.where({x} > 0, {x}, 0.5); {x}.masked_fill({x} != {x}, 0); {x}.masked_fill(torch.ones({x}.shape[-1]).cumsum(0) > 2, 0); {x}.clamp(min=None, max={y}); {x}.clamp({y}, {y} + 1); {x}.nan_to_num(0, 1, -1); {x}.type(torch.float32); {x}.new_tensor([1, 2]); {x}.new_zeros({y}.shape); torch.zeros_like({x}, dtype=torch.int64); {x}.data * 2
+"""
+_WEIGHTS = (
+    (UNARY, 6),
+    (BINARY, 5),
+    (VIEWS, 7),
+    (WRITES, 7),
+    (DATA, 2),
+    (RANDOM, 1),
+    (NUMERIC, 6),
+    (FORMS, 5),
+)
 TEMPLATES = [
     ([t.strip() for line in text.splitlines() for t in line.split(";") if t.strip()], w)
     for text, w in _WEIGHTS
@@ -136,17 +172,25 @@ class Program:
     def arguments(self, n: int, m: int) -> list[Any]:
         made = [x for kind in self.kinds for x in eval(ARGUMENTS[kind], {**SCOPE, "n": n, "m": m})]
         if self.gradients:
-            for x in made:
+            for x in tree_leaves(made):
                 if isinstance(x, torch.Tensor) and x.is_floating_point():
                     x.requires_grad_()
         return made
 
+    def parameters(self) -> list[tuple[str, str]]:
+        """The names of the parameters, and their kinds."""
+        scope = {**SCOPE, "n": 2, "m": 2}
+        kinds = [kind for kind in self.kinds for _ in eval(ARGUMENTS[kind], scope)]
+        return [(f"a{i}", kind) for i, kind in enumerate(kinds)]
+
     @property
     def source(self) -> str:
-        names = ", ".join(f"a{i}" for i in range(len(self.arguments(2, 2))))
-        body = [f"a{i} = a{i} * 1" for i in range(len(self.arguments(2, 2)))] if self.gradients else []
+        names = [name for name, _kind in self.parameters()]
+        body = [
+            f"{name} = {name} * 1" for name, kind in self.parameters() if self.gradients and kind not in READS
+        ]
         lines = [*body, *self.lines, f"return [{', '.join(self.results)}]"]
-        return f"def f({names}):\n" + "".join(f"    {line}\n" for line in lines)
+        return f"def f({', '.join(names)}):\n" + "".join(f"    {line}\n" for line in lines)
 
     def function(self) -> Any:
         scope = dict(SCOPE)
@@ -167,7 +211,49 @@ class Program:
 
 
 _EFFECT = re.compile(r"[a-z]_\(|out=|rand|dropout|bernoulli|normal")
-SCOPE = {"torch": torch, "grid": grid}
+
+
+class Square(torch.autograd.Function):
+    """A function with a formula of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x * 2
+
+
+def in_autocast(function: Any, *args: torch.Tensor) -> Any:
+    with torch.autocast(args[0].device.type, torch.bfloat16):
+        return function(*args)
+
+
+def in_checkpoint(function: Any, *args: torch.Tensor) -> Any:
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+
+def without_gradients(function: Any, *args: torch.Tensor) -> Any:
+    with torch.no_grad():
+        return function(*args)
+
+
+def or_else(function: Any, *args: torch.Tensor) -> Any:
+    try:
+        return function(*args)
+    except RuntimeError:
+        return args[0] * 1
+
+
+SCOPE = {
+    "torch": torch,
+    "grid": grid,
+    "WEIGHT": grid(8, 3),
+    **{f.__name__: f for f in (Square, in_autocast, in_checkpoint, without_gradients, or_else)},
+}
 
 
 def generate(seed: int, statements: int = 30, gradients: bool = False) -> Program:
@@ -178,13 +264,16 @@ def generate(seed: int, statements: int = 30, gradients: bool = False) -> Progra
     n, m = choose.choice(((3, 4), (2, 2), (4, 3)))
     torch.manual_seed(seed)
     values: dict[str, Any] = {f"a{i}": x for i, x in enumerate(start.arguments(n, m))}
-    if gradients:
-        values = {name: x * 1 for name, x in values.items()}
     lines: list[str] = []
+    for name, kind in start.parameters():
+        if gradients and kind not in READS:
+            values[name] = values[name] * 1
+        for read in READS.get(kind, ()):
+            lines.append(f"v{len(values)} = {read.format(a=name)}")
+            values[f"v{len(values)}"] = eval(read.format(a=name), {**SCOPE, **values})
     for _ in range(choose.randint(statements // 4, statements)):
         _grow(choose, values, lines)
-    tensors = [name for name, value in values.items() if isinstance(value, torch.Tensor)]
-    recent = tensors[-8:]
+    recent = [name for name, x in values.items() if isinstance(x, (torch.Tensor, int, float))][-8:]
     results = tuple(choose.sample(recent, min(len(recent), choose.randint(1, 4)))) if recent else ()
     return Program(kinds, tuple(lines), results, gradients).pruned()
 
@@ -199,7 +288,9 @@ def _grow(choose: random.Random, values: dict[str, Any], lines: list[str]) -> No
         choose.choice(tensors[-6:] if choose.random() < 0.7 else tensors) if tensors else "a0"
         for _ in range(2)
     )
-    line = choose.choice(templates).format(x=x, y=y)
+    numbers = [name for name, value in values.items() if type(value) is int]
+    number = choose.choice([*numbers[-3:], f"{y}.shape[0]", "2", "1", "-1"])
+    line = choose.choice(templates).format(x=x, y=y, k=number)
     is_write = templates is TEMPLATES[3][0]
     name = f"v{len(values)}"
     if not is_write or (choose.random() < 0.4 and " = " not in line and "+=" not in line):
@@ -211,7 +302,7 @@ def _grow(choose: random.Random, values: dict[str, Any], lines: list[str]) -> No
         return
     lines.append(line)
     made = scope.get(name)
-    if isinstance(made, torch.Tensor):
+    if isinstance(made, (torch.Tensor, int, float)):
         values[name] = made
     elif isinstance(made, (tuple, list)):
         values[name] = made
