@@ -204,24 +204,12 @@ def _torch_module() -> types.ModuleType:
     def device(which: int | str | torch.device) -> torch.accelerator.device_index:
         return torch.accelerator.device_index(_index(which))
 
-    for function in (
-        device,
-        get_rng_state,
-        set_rng_state,
-        get_rng_state_all,
-        set_rng_state_all,
-        manual_seed,
-        manual_seed_all,
-        device_count,
-        current_device,
-        set_device,
-        synchronize,
-        is_available,
-        is_initialized,
-        _is_in_bad_fork,
-        _lazy_init,
-        get_amp_supported_dtype,
-    ):
+    functions = (
+        device, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all,
+        device_count, current_device, set_device, synchronize, is_available, is_initialized, _is_in_bad_fork,
+        _lazy_init, get_amp_supported_dtype,
+    )  # fmt: skip
+    for function in functions:
         setattr(module, function.__name__, function)
     module.__dict__.update(Stream=torch.Stream, Event=torch.Event)
     return module

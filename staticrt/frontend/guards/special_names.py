@@ -23,22 +23,12 @@ _TEXTS = ("str", "repr", "format", "bytes", "fspath", "array", "torch_function")
 # What Python's library keeps in classes: of enumerations, data classes, and for patterns.
 _LIBRARY = ("_member_map_", "_member_names_", "_value2member_map_", "__dataclass_fields__", "__match_args__")
 
+_NAMES = (*_COMPARED, *_ARITHMETIC, *_UNARY, *_ITEMS, *_ATTRIBUTES, *_CALLS, *_TEXTS)
+
 SPECIAL_NAMES = frozenset(
     (
-        *(
-            f"__{name}__"
-            for name in (
-                *_COMPARED,
-                *_ARITHMETIC,
-                *(f"r{name}" for name in _ARITHMETIC),
-                *(f"i{name}" for name in _ARITHMETIC),
-                *_UNARY,
-                *_ITEMS,
-                *_ATTRIBUTES,
-                *_CALLS,
-                *_TEXTS,
-            )
-        ),
+        *(f"__{name}__" for name in _NAMES),
+        *(f"__{kind}{name}__" for name in _ARITHMETIC for kind in "ri"),  # reflected and in place
         *_LIBRARY,
         "forward",  # which a module's call looks up
     )

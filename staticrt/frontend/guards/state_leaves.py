@@ -16,17 +16,11 @@ _PLAIN: frozenset[type] = frozenset(
         *(types.GetSetDescriptorType, types.MemberDescriptorType),
     )
 )
+# Operators have caches of their own.
 _OWN_STATE: tuple[type, ...] = (
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Generator,
-    torch.Size,
-    torch._ops.OperatorBase,  # with caches of their own
-    torch._ops.OpOverloadPacket,
-    torch._library.custom_ops.CustomOpDef,  # the same
-)
+    torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Generator, torch.Size,
+    torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef,
+)  # fmt: skip
 _leaf_types: dict[type, bool] = {}
 _HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 
