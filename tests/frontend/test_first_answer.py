@@ -11,6 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import staticrt
+from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.models import zoo
 
@@ -137,6 +138,21 @@ def test_a_first_call_makes_one_guard_of_what_it_met(monkeypatch):
         model[1] = nn.Tanh()
         torch.testing.assert_close(compiled(x), model(x))
     assert dict(compiled.explain().traces[-1].state)["kernels of operators"]
+
+
+def test_a_walk_takes_few_steps_per_layer(monkeypatch):
+    """The empty containers of hooks that each layer has are recorded with the layer."""
+    steps = []
+    reached = Snapshot._reached
+
+    def count(self, path, value):
+        steps.append(path)
+        return reached(self, path, value)
+
+    monkeypatch.setattr(Snapshot, "_reached", count)
+    layers = nn.Sequential(*[nn.ReLU() for _ in range(100)])
+    Snapshot([("model", layers)])
+    assert len(steps) < 300, steps[:50]  # one, and one for its set of buffers
 
 
 def asked_while_compiling(monkeypatch, model, inputs):

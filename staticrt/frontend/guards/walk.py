@@ -423,7 +423,13 @@ class Walk:
                     and id(item) not in self._seen
                 ):
                     self._containers.add(record, key, item)
-                self._found_by_name.append((f"{path}.{key}", item))
+                if type(item) in _PLAIN_DICTS and not item and id(item) not in self._seen:
+                    self._remember(item)  # most objects of a model are such: the hooks of its layers
+                    empty = DictRecord(f"{path}.{key}", item)
+                    self._records.append(empty)
+                    self._held_by[id(empty)] = id(item)
+                else:
+                    self._found_by_name.append((f"{path}.{key}", item))
                 self._reachable.add_attribute(value, key if is_by_name else None, item)
         return found
 
