@@ -259,6 +259,7 @@ WINDOWS = {
     "max_pool2d": lambda x: F.max_pool2d(x, 2, padding=1),
     "avg_pool2d": lambda x: F.avg_pool2d(x, 2, padding=1),
     "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x, 2),
+    "adaptive_avg_pool2d of one image": lambda x: F.adaptive_avg_pool2d(x[0], 2),
 }
 
 

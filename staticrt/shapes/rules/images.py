@@ -102,12 +102,14 @@ def _avg_pool(
 
 @rule(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)
 def _adaptive_avg_pool(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
+    if x.dim() not in (3, 4):
+        return None
+    for each in x.shape[-3:]:  # torch's rule does not look
+        _check(each > 0)
     if x.dim() != 4 or len(size) != 2 or not x.dtype.is_floating_point:
         return None
     if not all(isinstance(s, int) and s > 0 for s in size):
         return None
-    for each in x.shape[1:]:
-        _check(each > 0)
     return new_as_suggested(mode, [*x.shape[:2], *size], x)
 
 
