@@ -33,6 +33,8 @@ def seed_from(name: str) -> None:
 
 def pytest_configure() -> None:
     seed_from("parameters of tests")
+    # As torch.export does when it first traces: "default" becomes the precision that it stands for.
+    torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -61,13 +61,6 @@ class CudaMemory final : public StreamedMemory {
   // Best effort: what cannot be returned now stays cached.
   void release_idle_arenas() const override { (void)memory_.allocator->empty_cache().ok(); }
 
-  bool capturing() const override {
-    alloc::CaptureState state;
-    const alloc::Status status = memory_.driver->capture_state(native_stream(), &state);
-    TORCH_CHECK(status.ok(), device(), ": ", status.describe());
-    return state.status != alloc::CaptureStatus::none;
-  }
-
   alloc::StreamId native_stream() const override {
     return alloc::StreamId{reinterpret_cast<uint64_t>(guard().getStream(device()).native_handle())};
   }

@@ -17,7 +17,7 @@ class StreamedMemory : public DeviceMemory {
   void record_use(const at::DataPtr& data) const final {
     guard_.recordDataPtrOnStream(data, guard_.getStream(device()));
   }
-  bool capturing() const override { return guard_.isStreamCapturing(guard_.getStream(device())); }
+  bool capturing() const final;
 
  protected:
   // REQUIRES: torch has a guard of the device's type.

@@ -69,12 +69,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void synchronizeStream(const c10::Stream& stream) const override {
     device_at(stream.device_index()).synchronize(stream_of(stream));
   }
-  bool isStreamCapturing(const c10::Stream& stream) const override {
+  // This and the next are not in every torch that is supported, so that they cannot say `override`.
+  bool isStreamCapturing(const c10::Stream& stream) const {
     alloc::CaptureState state;
     check(device_at(stream.device_index()).driver().capture_state(stream_of(stream), &state));
     return state.status != alloc::CaptureStatus::none;
   }
-  // Not in every torch that is supported, so that it cannot say `override`.
   void synchronizeDevice(const c10::DeviceIndex index) const { device_at(index).synchronize(); }
 
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
