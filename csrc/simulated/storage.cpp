@@ -2,9 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>

@@ -1,11 +1,14 @@
 // Scaled dot product attention: torch's flash kernel for CPU, writing straight into the output.
 #include "kernels/registry/stub.h"
 // stub.h goes first.
-#include <ATen/Functions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/OpMathType.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/_fused_sdp_choice_native.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <limits>
 

@@ -1,8 +1,14 @@
 // Ops that lay out copies of their inputs: stacking, repeating, filling and scattering into a copy.
-#include <ATen/CPUFunctions.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/cat_cpu_dispatch.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/diagonal_native.h>
+#include <ATen/ops/index_put_native.h>
+#include <ATen/ops/masked_fill_native.h>
+#include <ATen/ops/select_native.h>
+#include <ATen/ops/slice_native.h>
+#include <ATen/ops/stack_native.h>
 #include <c10/core/WrapDimMinimal.h>
 
 #include "kernels/data_movement/copy_and_view.h"

@@ -1,6 +1,22 @@
 // Copies: clone, dtype conversion, the *_copy forms of views; fills; and copy_.
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/detach_native.h>
+#include <ATen/ops/diagonal_native.h>
+#include <ATen/ops/expand_native.h>
+#include <ATen/ops/fill_native.h>
+#include <ATen/ops/permute_native.h>
+#include <ATen/ops/reshape_native.h>
+#include <ATen/ops/select_native.h>
+#include <ATen/ops/slice_native.h>
+#include <ATen/ops/squeeze_native.h>
+#include <ATen/ops/t_native.h>
+#include <ATen/ops/transpose_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/unsqueeze_native.h>
+#include <ATen/ops/view_native.h>
 
 #include "kernels/data_movement/copy_and_view.h"
 #include "kernels/registry/bind.h"

@@ -1,11 +1,14 @@
 // Sums and means of table rows by bag. torch's own kernel takes no output, so the common case is summed here,
 // row by row in the order of the indices: the order eager sums in, so results are equal bitwise.
-#include <ATen/NativeFunctions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/_embedding_bag_forward_only_native.h>
+#include <ATen/ops/embedding_bag_native.h>
+#include <ATen/ops/fill_native.h>
 
 #include <algorithm>
 
+#include "common/tuning.h"
 #include "kernels/registry/bind.h"
 #include "kernels/registry/prepare_args.h"
 #include "kernels/registry/sizing.h"

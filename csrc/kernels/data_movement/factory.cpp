@@ -1,6 +1,10 @@
 // Tensors made from numbers.
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/arange_native.h>
+#include <ATen/ops/eye_native.h>
+#include <ATen/ops/linspace_native.h>
+#include <ATen/ops/logspace_native.h>
+#include <ATen/ops/range_native.h>
 
 #include "kernels/registry/bind.h"
 #include "kernels/registry/prepare_args.h"

@@ -1,8 +1,14 @@
 // Padding: constant_pad_nd, and pad with its modes.
-#include <ATen/CPUFunctions.h>
-#include <ATen/Functions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/copy_native.h>
+#include <ATen/ops/fill_native.h>
+#include <ATen/ops/pad.h>
+#include <ATen/ops/reflection_pad1d_cpu_dispatch.h>
+#include <ATen/ops/reflection_pad2d_native.h>
+#include <ATen/ops/reflection_pad3d_cpu_dispatch.h>
+#include <ATen/ops/replication_pad1d_cpu_dispatch.h>
+#include <ATen/ops/replication_pad2d_cpu_dispatch.h>
+#include <ATen/ops/replication_pad3d_cpu_dispatch.h>
 
 #include "kernels/data_movement/copy_and_view.h"
 #include "kernels/registry/bind.h"

@@ -1,6 +1,11 @@
 // Ops that only move elements.
-#include <ATen/CPUFunctions.h>
-#include <ATen/NativeFunctions.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/cat_cpu_dispatch.h>
+#include <ATen/ops/col2im_native.h>
+#include <ATen/ops/im2col_native.h>
+#include <ATen/ops/narrow_copy_native.h>
+#include <ATen/ops/tril_cpu_dispatch.h>
+#include <ATen/ops/triu_cpu_dispatch.h>
 
 #include "kernels/registry/bind.h"
 

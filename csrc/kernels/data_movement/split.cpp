@@ -1,5 +1,20 @@
 // Ops that return a list of views.
-#include <ATen/NativeFunctions.h>
+#include <ATen/ops/atleast_1d_native.h>
+#include <ATen/ops/atleast_2d_native.h>
+#include <ATen/ops/atleast_3d_native.h>
+#include <ATen/ops/broadcast_tensors_native.h>
+#include <ATen/ops/chunk_native.h>
+#include <ATen/ops/dsplit_native.h>
+#include <ATen/ops/hsplit_native.h>
+#include <ATen/ops/meshgrid_native.h>
+#include <ATen/ops/split_native.h>
+#include <ATen/ops/split_with_sizes_native.h>
+#include <ATen/ops/tensor_split_native.h>
+#include <ATen/ops/unbind_native.h>
+#include <ATen/ops/unsafe_chunk_native.h>
+#include <ATen/ops/unsafe_split_native.h>
+#include <ATen/ops/unsafe_split_with_sizes_native.h>
+#include <ATen/ops/vsplit_native.h>
 
 #include "kernels/registry/bind.h"
 

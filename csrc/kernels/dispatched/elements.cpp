@@ -1,7 +1,17 @@
 // Copies, fills, gathers and element-wise operators whose own operators have no out overload that writes in
 // place.
-#include <ATen/Functions.h>
 #include <ATen/WrapDimUtils.h>
+#include <ATen/ops/_log_softmax.h>
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clamp_min.h>
+#include <ATen/ops/hardtanh.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 

@@ -1,8 +1,13 @@
 // Products of matrices as eager computes them: torch's composite operators reduced to mm, bmm and addmm,
 // whose out overloads write into given outputs.
 #include <ATen/ExpandUtils.h>
-#include <ATen/Functions.h>
-#include <ATen/NativeFunctions.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/view_native.h>
 #include <c10/util/accumulate.h>
 
 #include "kernels/registry/registry.h"

@@ -1,7 +1,18 @@
 // Matrix and vector products. Decompositions go through the dispatcher's own out overloads.
-#include <ATen/CPUFunctions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/_addmm_activation_cpu_dispatch.h>
+#include <ATen/ops/_int_mm_native.h>
+#include <ATen/ops/addbmm_native.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/addmv_cpu_dispatch.h>
+#include <ATen/ops/addr_native.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/dot_native.h>
+#include <ATen/ops/linalg_cross_cpu_dispatch.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/mv_native.h>
+#include <ATen/ops/vdot_native.h>
 
 #include "kernels/registry/bind.h"
 #include "kernels/registry/sizing.h"

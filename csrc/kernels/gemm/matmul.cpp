@@ -1,9 +1,16 @@
 // matmul and linear of any ranks. Eager's routes (aten/src/ATen/native/LinearAlgebra.cpp, Linear.cpp): which
 // of dot, mv, mm, bmm and addmm runs decides the rounding, so the same one runs here, into the output.
-#include <ATen/CPUFunctions.h>
 #include <ATen/ExpandUtils.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/add_cpu_dispatch.h>
+#include <ATen/ops/addmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
+#include <ATen/ops/dot_native.h>
+#include <ATen/ops/linear_native.h>
+#include <ATen/ops/matmul_native.h>
+#include <ATen/ops/mm_cpu_dispatch.h>
+#include <ATen/ops/mul_cpu_dispatch.h>
+#include <ATen/ops/mv_native.h>
 
 #include "kernels/registry/bind.h"
 #include "kernels/registry/sizing.h"

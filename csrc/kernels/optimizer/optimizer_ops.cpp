@@ -5,8 +5,11 @@
 // the same call, every hyperparameter is read from one tensor, so that a schedule changes numbers and not the
 // graph, and a gradient with another layout than its parameter's is copied to that layout first (torch's
 // kernels use the same indices for both).
-#include <ATen/Functions.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <vector>

@@ -1,6 +1,14 @@
 // Losses.
-#include <ATen/CPUFunctions.h>
-#include <ATen/NativeFunctions.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/ops/binary_cross_entropy_native.h>
+#include <ATen/ops/huber_loss_native.h>
+#include <ATen/ops/mse_loss_cpu_dispatch.h>
+#include <ATen/ops/multi_margin_loss_native.h>
+#include <ATen/ops/multilabel_margin_loss_forward_native.h>
+#include <ATen/ops/nll_loss2d_forward_native.h>
+#include <ATen/ops/nll_loss_forward_cpu_dispatch.h>
+#include <ATen/ops/smooth_l1_loss_cpu_dispatch.h>
+#include <ATen/ops/soft_margin_loss_native.h>
 
 #include "kernels/registry/bind.h"
 

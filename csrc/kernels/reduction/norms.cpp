@@ -1,11 +1,18 @@
 // Layer, RMS and batch normalisation: torch's kernels, writing straight into the output.
 #include "kernels/registry/stub.h"
 // stub.h goes first.
-#include <ATen/CPUFunctions.h>
-#include <ATen/Functions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/native/layer_norm.h>
+#include <ATen/ops/add_cpu_dispatch.h>
+#include <ATen/ops/batch_norm_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mean_cpu_dispatch.h>
+#include <ATen/ops/mul_cpu_dispatch.h>
+#include <ATen/ops/native_batch_norm_native.h>
+#include <ATen/ops/native_layer_norm_native.h>
+#include <ATen/ops/pow_cpu_dispatch.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/rsqrt_cpu_dispatch.h>
 
 #include <limits>
 

@@ -1,7 +1,36 @@
 // Reductions and scans.
-#include <ATen/CPUFunctions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/_logcumsumexp_native.h>
+#include <ATen/ops/all_cpu_dispatch.h>
+#include <ATen/ops/amax_cpu_dispatch.h>
+#include <ATen/ops/amin_cpu_dispatch.h>
+#include <ATen/ops/aminmax_cpu_dispatch.h>
+#include <ATen/ops/any_cpu_dispatch.h>
+#include <ATen/ops/argmax_cpu_dispatch.h>
+#include <ATen/ops/argmin_cpu_dispatch.h>
+#include <ATen/ops/cummax_native.h>
+#include <ATen/ops/cummin_native.h>
+#include <ATen/ops/cumprod_cpu_dispatch.h>
+#include <ATen/ops/cumsum_cpu_dispatch.h>
+#include <ATen/ops/histc_native.h>
+#include <ATen/ops/linalg_vector_norm_cpu_dispatch.h>
+#include <ATen/ops/logcumsumexp_native.h>
+#include <ATen/ops/max_cpu_dispatch.h>
+#include <ATen/ops/max_native.h>
+#include <ATen/ops/mean_cpu_dispatch.h>
+#include <ATen/ops/mean_native.h>
+#include <ATen/ops/median_native.h>
+#include <ATen/ops/min_cpu_dispatch.h>
+#include <ATen/ops/min_native.h>
+#include <ATen/ops/mode_native.h>
+#include <ATen/ops/nanmedian_native.h>
+#include <ATen/ops/nansum_native.h>
+#include <ATen/ops/norm_cpu_dispatch.h>
+#include <ATen/ops/prod_cpu_dispatch.h>
+#include <ATen/ops/renorm_cpu_dispatch.h>
+#include <ATen/ops/std_native.h>
+#include <ATen/ops/sum_cpu_dispatch.h>
+#include <ATen/ops/var_native.h>
 
 #include "kernels/registry/bind.h"
 

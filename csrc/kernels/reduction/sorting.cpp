@@ -1,7 +1,11 @@
 // Sorting, selection by rank, and search.
-#include <ATen/CPUFunctions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/bucketize_native.h>
+#include <ATen/ops/kthvalue_native.h>
+#include <ATen/ops/searchsorted_native.h>
+#include <ATen/ops/sort_cpu_dispatch.h>
+#include <ATen/ops/sort_native.h>
+#include <ATen/ops/topk_cpu_dispatch.h>
 
 #include "kernels/registry/bind.h"
 

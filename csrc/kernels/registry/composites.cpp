@@ -1,10 +1,19 @@
 // Ops that eager composes of others: here of the same kernels, the last one writing into the output.
-#include <ATen/CPUFunctions.h>
-#include <ATen/Functions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/_log_softmax_cpu_dispatch.h>
+#include <ATen/ops/_softmax_cpu_dispatch.h>
+#include <ATen/ops/elu_cpu_dispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/hardtanh_native.h>
+#include <ATen/ops/log_sigmoid_forward_native.h>
+#include <ATen/ops/ne_cpu_dispatch.h>
+#include <ATen/ops/pow_cpu_dispatch.h>
+#include <ATen/ops/std_native.h>
+#include <ATen/ops/sum_cpu_dispatch.h>
+#include <ATen/ops/var_native.h>
 
 #include "kernels/registry/bind.h"
+#include "kernels/registry/sizing.h"
 
 namespace staticrt {
 namespace {

@@ -1,5 +1,8 @@
 // Numbers read off a tensor: its sizes, strides, dtype, and the value of a one-element tensor.
-#include <ATen/NativeFunctions.h>
+#include <ATen/ops/_local_scalar_dense_native.h>
+#include <ATen/ops/is_nonzero_native.h>
+#include <ATen/ops/is_same_size_native.h>
+#include <ATen/ops/item_native.h>
 #include <c10/core/ScalarType.h>
 
 #include "kernels/registry/bind.h"

@@ -1,8 +1,18 @@
 // Pointwise ops with a Python number as operand, where torch has no out form of its own: the number becomes
 // a wrapped 0-dim tensor, as in eager, that is this thread's and made once.
-#include <ATen/CPUFunctions.h>
-#include <ATen/NativeFunctions.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/add_cpu_dispatch.h>
+#include <ATen/ops/bitwise_and_cpu_dispatch.h>
+#include <ATen/ops/bitwise_left_shift_cpu_dispatch.h>
+#include <ATen/ops/bitwise_or_cpu_dispatch.h>
+#include <ATen/ops/bitwise_right_shift_cpu_dispatch.h>
+#include <ATen/ops/bitwise_xor_cpu_dispatch.h>
+#include <ATen/ops/div_cpu_dispatch.h>
+#include <ATen/ops/floor_divide_native.h>
+#include <ATen/ops/mul_cpu_dispatch.h>
+#include <ATen/ops/remainder_cpu_dispatch.h>
+#include <ATen/ops/sub_cpu_dispatch.h>
+#include <ATen/ops/where_native.h>
 
 #include "kernels/registry/bind.h"
 #include "kernels/registry/sizing.h"

@@ -1,6 +1,8 @@
 #include "runtime/call/verify.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/equal.h>
 
 #include <algorithm>
 #include <mutex>

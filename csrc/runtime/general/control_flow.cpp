@@ -1,6 +1,8 @@
 #include "runtime/general/control_flow.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/select.h>
+#include <ATen/ops/stack.h>
 
 #include "common/error.h"
 #include "kernels/registry/operands.h"
