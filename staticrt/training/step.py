@@ -32,6 +32,7 @@ from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
 from staticrt.runtime.eager_runs import EagerCalls
 from staticrt.runtime.executable import build
 from staticrt.runtime.explain.explanation import EagerReport, Explanation
+from staticrt.runtime.fast_call import FastPath
 from staticrt.training.assigned_weights import AssignedWeights
 from staticrt.training.checkpoints import checkpoints, recompute_parts
 from staticrt.training.decomposed.decompositions import eager_operators, recurrent_networks
@@ -55,7 +56,8 @@ class CompiledStep:
         self._failures: dict[Any, tuple[int, Failure]] = {}
         # Keys of calls in which data decides what is broadcast; a trace only checks that.
         self._assumes: set[Any] = set()
-        self._eager = EagerCalls(function, self._name)
+        self._fast = FastPath(self._slow)  # for calls that no variant serves
+        self._eager = EagerCalls(function, self._name, self._fast)
         self._lock = locks.reentrant()
 
     @torch_private.hidden_from_dynamo
@@ -70,7 +72,7 @@ class CompiledStep:
                     continue
                 if done is not MISSED:
                     return variant.finish(done, args, kwargs)
-        return self._slow(args, kwargs)
+        return self._fast.call(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
@@ -98,7 +100,8 @@ class CompiledStep:
 
     # -- calls that the fast path does not serve --------------------------------------------------------------------
 
-    def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @torch_private.hidden_from_dynamo
+    def _slow(self, *args: Any, **kwargs: Any) -> Any:
         reason = eager_reason()
         if reason is None and not torch.is_grad_enabled():
             reason = "gradients are switched off"
@@ -121,7 +124,10 @@ class CompiledStep:
         while True:
             variant = keeping_thread_state(lambda: self._found_or_recorded(call, tried))
             if isinstance(variant, Failure):
-                return self._eager.run(args, kwargs, variant.reason, variant.where)
+                result = self._eager.run(args, kwargs, variant.reason, variant.where)
+                if self._lasts(call):
+                    self._eager.will_last(args, kwargs, variant.reason, variant.where)
+                return result
             if variant.traced.mutates and variant.shares_memory(call.leaves):
                 return self._eager.run(
                     args, kwargs, "a tensor that is written shares memory with another input"
@@ -160,11 +166,16 @@ class CompiledStep:
             self._variants = [variant for variant in self._variants if variant not in tried]
             return failed
 
+    def _lasts(self, call: Call) -> bool:
+        """Whether steps like this one are not recorded any more."""
+        attempts, failed = self._failures.get(call.key.key, (0, None))
+        return failed is not None and (failed.impossible or attempts >= tuning.STEP_ATTEMPTS)
+
     # -- recording -------------------------------------------------------------------------------------------------
 
     def _record(self, call: Call) -> Variant | Failure:
         attempts, failed = self._failures.get(call.key.key, (0, None))
-        if failed is not None and (failed.impossible or attempts >= tuning.STEP_ATTEMPTS):
+        if failed is not None and self._lasts(call):
             return failed
         kept = [v for v in self._variants if not v.is_stale()]
         self._num_stale += len(self._variants) - len(kept)

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import staticrt
+from staticrt import tuning
+from staticrt.runtime.call import Call
 from staticrt.training import optim
 from tests.support.training_cases import data, mlp, run_both
 
@@ -243,3 +245,38 @@ def test_autocast():
     make = lambda: nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 4))  # noqa: E731
     step, _ = run_both(make, data("mlp"), "sgd", make_step=make_step, fullgraph=True)
     assert len(step._variants) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_steps_that_run_eagerly_again_and_again_are_not_looked_at(monkeypatch):
+    class Remembers(nn.Linear):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return self.last
+
+    def train():
+        torch.manual_seed(0)
+        model = Remembers(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            loss = model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    looked_at = []
+    original = Call.of
+    monkeypatch.setattr(Call, "of", lambda *args: looked_at.append(args) or original(*args))
+    fast, slow = staticrt.compile_step(train()), train()
+    num_calls = 3 * tuning.EAGER_RUN_CALLS
+    for _ in range(num_calls):
+        assert torch.equal(fast(torch.ones(2, 4)), slow(torch.ones(2, 4)))
+    assert len(looked_at) < num_calls / 2
+    looked_at.clear()
+    assert torch.equal(fast(torch.ones(3, 4)), slow(torch.ones(3, 4)))
+    assert looked_at  # another size
+    assert sum(item.calls for item in fast.explain().eager) == num_calls + 1
