@@ -5,8 +5,10 @@ import dataclasses
 import inspect
 import itertools
 import sys
+import typing
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -310,6 +312,86 @@ def test_frames_that_code_looks_at_are_eagers(looked, gradients):
         got, expected = compiled(x, number), names["function"](x, number)
         assert torch.equal(got[0], expected[0])
         assert got[1] == expected[1]
+
+
+@typing.runtime_checkable
+class Counted(typing.Protocol):
+    count: int
+
+
+@typing.runtime_checkable
+class Closed(typing.Protocol):
+    def close(self): ...
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize("kind", [Counted, (int, Counted), Counted | Closed])
+def test_members_of_protocols_are_those_of_the_object(kind):
+    def function(x, value):
+        print(end="")
+        return x * 2 if isinstance(value, kind) else x - 1
+
+    compiled = staticrt.compile(function)
+    counted = Plain()
+    counted.count = 3
+    with torch.no_grad():
+        for value in (Plain(), counted, Plain(), counted):
+            assert torch.equal(compiled(torch.ones(2), value), function(torch.ones(2), value))
+
+
+NUMBER = np.float64(3.0)
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x, k: x * k, lambda x, k: x if isinstance(k, float) else -x, lambda x, k: (x, k > 1)]
+)
+@pytest.mark.parametrize("held", ["argument", "global"])
+def test_numbers_of_numpy_are_eagers(read, held):
+    def function(x, k):
+        print(end="")
+        return read(x, k if held == "argument" else NUMBER)
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        for x in (torch.tensor([1, 2]), torch.ones(2), torch.ones(3)):
+            got, expected = compiled(x, np.float64(2.5)), function(x, np.float64(2.5))
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+            assert type(got[-1]) is type(expected[-1])
+
+
+@pytest.mark.parametrize("given", [range(2), range(5, 8), (1, 2)])
+def test_a_range_is_unpacked(given):
+    def taken(*values, scale):
+        return [value * scale for value in values]
+
+    def function(x, values):
+        print(end="")
+        return x * 2, taken(*values, scale=3), max(*range(4), 2)
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        assert compiled(torch.ones(2), given)[1:] == function(torch.ones(2), given)[1:]
+
+
+def test_derived_classes_see_what_is_stored_in_their_base():
+    class Base:
+        calls = 0
+
+    class Derived(Base):
+        def seen(self):
+            return self.calls * 10
+
+    def function(x):
+        print(end="")
+        Base.calls += 1
+        return x * Derived().seen() + Derived.calls
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        assert [compiled(torch.ones(1)).item() for _call in range(3)] == [11, 22, 33]
 
 
 def test_a_method_named_eval_looks_at_no_frame():

@@ -1,6 +1,7 @@
 """Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
 generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to;
-weak references that are made.
+weak references that are made; numbers of numpy; protocols; attributes
+of classes; unpacked ranges.
 
 A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """
@@ -50,6 +51,7 @@ _IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in (
     "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift",
     "rshift",
 ))  # fmt: skip
+_UNPACKED_CALL = dis.opmap["CALL_FUNCTION_EX"]
 _CONTAINERS = (list, dict, set, collections.deque)
 # Builtins whose result does not depend on the order of a set.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
@@ -110,7 +112,7 @@ def _sets_flag(target: Any) -> bool:
 def _patch() -> None:
     """Patch Dynamo, once per process and permanently: it raises in threads inside `refused`."""
     from torch._dynamo import side_effects, symbolic_convert, variables
-    from torch._dynamo.variables import functions, lists
+    from torch._dynamo.variables import builder, functions, lists
 
     sets: Any = variables.SetVariable  # type: ignore[attr-defined]
     for name in ("unpack_var_sequence", "tp_iter_impl"):
@@ -138,9 +140,14 @@ def _patch() -> None:
         (functions.LocalGeneratorFunctionVariable, "call_function", _delegates),
         (functions.UserFunctionVariable, "bind_args", _copies),
         (variables.UserDefinedClassVariable, "call_function", _makes),  # type: ignore[attr-defined]
+        (builder.VariableBuilder, "wrap_numpy_ndarray", _finds_number),
+        (variables.BuiltinVariable, "call_isinstance", _asks_protocol),  # type: ignore[attr-defined]
     ):
         if hasattr(kind, name):
             setattr(kind, name, _checked(getattr(kind, name), check))
+    for kind in (translator, symbolic_convert.InliningInstructionTranslator):
+        steps: Any = kind.dispatch_table
+        steps[_UNPACKED_CALL] = _checked(steps[_UNPACKED_CALL], _unpacks)
     effects: Any = side_effects.SideEffects
     effects.store_attr = _checked(effects.store_attr, _stores)
 
@@ -283,6 +290,28 @@ def _makes(kind: Any, *_args: Any) -> None:
         raise Differs("Dynamo does not run the __call__ of a metaclass")
 
 
+def _finds_number(_builder: Any, value: Any) -> None:
+    """Dynamo takes a number of numpy for an array without dimensions, which is no `float` and promotes tensors."""
+    if value.ndim == 0:
+        raise Differs("Dynamo takes a number of numpy for an array")
+
+
+def _asks_protocol(_builtin: Any, _tx: Any, _value: Any, kind: Any, *_rest: Any) -> None:
+    """Dynamo asks the class of an object whether it has the members of a protocol, not the object."""
+    kinds = [getattr(each, "value", None) for each in getattr(kind, "items", None) or [kind]]
+    kinds += [each for union in kinds if isinstance(union, types.UnionType) for each in union.__args__]
+    if any(getattr(each, "_is_protocol", False) for each in kinds):
+        raise Differs("Dynamo does not look at an object for the members of a protocol")
+
+
+def _unpacks(tx: Any, *_args: Any) -> None:
+    """Dynamo calls `f(*range(n))` with the start, stop and step."""
+    from torch._dynamo.variables.lists import RangeVariable
+
+    if any(isinstance(value, RangeVariable) for value in tx.stack[-2:]):
+        raise Differs("Dynamo does not unpack a range among arguments")
+
+
 def _is_ordered(members: list[Any]) -> bool:
     """Whether a set has its members in this order, independent of the order in which they were added.
 
@@ -298,9 +327,12 @@ def _is_ordered(members: list[Any]) -> bool:
 
 
 def _stores(effects: Any, item: Any, name: str, value: Any, *_args: Any) -> None:
-    """Dynamo stores an attribute; one that was deleted gets its former position again."""
-    from torch._dynamo.variables import DeletedVariable
+    """Dynamo stores an attribute; one that was deleted gets its former position again, and derived classes do not see one of
+    their base."""
+    from torch._dynamo.variables import DeletedVariable, UserDefinedClassVariable  # type: ignore[attr-defined]
 
+    if isinstance(item, UserDefinedClassVariable):
+        raise Differs(f"{name!r} is stored in a class: Dynamo does not show it in derived classes")
     last = effects.store_attr_mutations.get(item, {}).get(name)
     if isinstance(last, DeletedVariable) and not isinstance(value, DeletedVariable):
         raise Differs(
