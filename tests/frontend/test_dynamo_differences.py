@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import gc
 import inspect
 import itertools
 import sys
@@ -392,6 +393,27 @@ def test_derived_classes_see_what_is_stored_in_their_base():
     compiled = staticrt.compile(function)
     with torch.no_grad():
         assert [compiled(torch.ones(1)).item() for _call in range(3)] == [11, 22, 33]
+
+
+def test_an_object_that_counts_its_end_ends_in_each_call():
+    ended = []
+
+    class Row:
+        def __del__(self):
+            ended.append(1)
+
+    def function(x):
+        print(end="")
+        row = Row()
+        row.values = x
+        return row.values * 2
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        for calls in range(1, 5):
+            compiled(torch.ones(2))
+            gc.collect()
+            assert len(ended) == calls
 
 
 def test_a_method_named_eval_looks_at_no_frame():

@@ -285,6 +285,8 @@ def _makes(kind: Any, *_args: Any) -> None:
     """Dynamo makes an object without the `__call__` of its metaclass, and a weak reference that never ends."""
     if kind.value is weakref.ref:
         raise Differs("Dynamo keeps alive what a weak reference leads to")
+    if hasattr(kind.value, "__del__"):
+        raise Differs("Dynamo makes objects with a __del__ only while it compiles")
     call = inspect.getattr_static(type(kind.value), "__call__", None)
     if isinstance(call, types.FunctionType) and is_user_file(call.__code__.co_filename):
         raise Differs("Dynamo does not run the __call__ of a metaclass")
