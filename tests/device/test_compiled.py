@@ -290,3 +290,16 @@ def test_a_partial_graph_that_fails_after_it_drew_numbers_does_not_draw_them_twi
         sim.clear_faults()
     assert len(errors) < 7
     assert all("planned fault" in error for error in errors)
+
+
+def test_a_view_at_an_offset_of_an_empty_tensor_has_no_bytes():
+    """Operators that clone a whole storage would read behind its end."""
+
+    def function(a):
+        return (a * 1.5)[:, 1:].t().unbind(0)[-1].div_(2)
+
+    compiled = staticrt.compile(function)
+    for _ in range(3):
+        y = compiled(torch.ones(0, 4, dtype=torch.long, device="sim:0"))
+        torch.accelerator.synchronize(0)
+        assert y.shape == (0,) and y.dtype == torch.float32

@@ -38,7 +38,8 @@ at::Tensor borrow_part(const DeviceMemory& memory, char* data, const TensorMeta&
                        const TensorMeta& meta) {
   const auto item = static_cast<int64_t>(c10::elementSize(meta.dtype));
   if (offset_bytes % item != 0) return borrow(memory, data + offset_bytes, meta);
-  const int64_t bytes = std::max(extent_bytes(owner), offset_bytes + extent_bytes(meta));
+  const int64_t own = extent_bytes(meta);
+  const int64_t bytes = std::max(extent_bytes(owner), own == 0 ? 0 : offset_bytes + own);
   return tensor_over(memory, borrowed(memory, data, bytes), offset_bytes / item, meta);
 }
 
