@@ -224,13 +224,19 @@ void Preparation::emit_input_ends() {
 
 // Tensors made during a run go when their bytes are last used, outputs excepted.
 void Preparation::emit_releases() {
+  std::set<ValueId> view_steps;
+  for (const std::vector<ValueId>& views : views_after_) view_steps.insert(views.begin(), views.end());
   std::map<size_t, std::vector<ValueId>> by_step;
   for (ValueId id = program_.first_constant(); id < program_.num_values(); ++id) {
     const auto apart = apart_until_.find(id);
     const ValueId owner = records_[id].is_tensor ? records_[id].owner : id;
     const bool is_allocated = plan_of(owner) == Plan::kCall || plan_of(owner) == Plan::kOut;
     const bool is_handed_out = is_allocated && escapes_[owner] && !leaves_[owner];
-    if (apart == apart_until_.end() && ((!made_by_node(id) && !is_handed_out) || is_output_[id])) continue;
+    // A view over a tensor that is not in the arena holds its bytes, also those of an input that the run may
+    // let go.
+    const bool is_view = records_[id].is_tensor && owner != id && needs_slot_[id] && view_steps.count(id) > 0;
+    if (apart == apart_until_.end() && ((!made_by_node(id) && !is_handed_out && !is_view) || is_output_[id]))
+      continue;
     uint32_t last = std::max(end_[id], end_[owner]);
     if (apart != apart_until_.end()) last = apart->second;
     // Not before its own node: the range of a result that the signature does not determine may end earlier.
