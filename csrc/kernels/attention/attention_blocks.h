@@ -103,19 +103,30 @@ struct Attention {
     float* result = nullptr;  // of a part of the keys, [rows, value_depth]; null: the output
   };
 
-  // Adds the mask to scores of query row i and keys [first, first + n).
-  void apply_mask(char* const* bases, float* scores, int64_t b, int64_t h, int64_t i, int64_t first,
-                  int64_t n) const {
-    const int64_t at =
-        b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2] + first * mask_strides[3];
+  // Scales scores of query row i and keys [first, first + n), and adds the mask to them.
+  void scale_and_mask(char* const* bases, float* scores, int64_t b, int64_t h, int64_t i, int64_t first,
+                      int64_t n) const {
+    constexpr float kOut = -std::numeric_limits<float>::infinity();
+    const RowKernels& fns = row_kernels();
+    const int64_t stride = mask_strides[3];
+    const int64_t at = b * mask_strides[0] + h * mask_strides[1] + i * mask_strides[2] + first * stride;
+    if (mask_kind == Mask::kFloat && stride == 1) {
+      fns.affine_vectors(scores, scores, n, scale, 0, nullptr, floats(mask, bases) + at);
+      return;
+    }
+    fns.affine(scores, scores, n, scale, 0);
     if (mask_kind == Mask::kBool) {
       const auto* m = reinterpret_cast<const uint8_t*>(mask.at(bases)) + at;
+      if (stride == 1) {
+        fns.fill_where_not(scores, m, n, kOut);
+        return;
+      }
       for (int64_t j = 0; j < n; ++j) {
-        if (!m[j * mask_strides[3]]) scores[j] = -std::numeric_limits<float>::infinity();
+        if (!m[j * stride]) scores[j] = kOut;
       }
     } else if (mask_kind == Mask::kFloat) {
       const float* m = floats(mask, bases) + at;
-      for (int64_t j = 0; j < n; ++j) scores[j] += m[j * mask_strides[3]];
+      for (int64_t j = 0; j < n; ++j) scores[j] += m[j * stride];
     }
   }
 
@@ -298,11 +309,9 @@ struct Attention {
   // Scores of one row, scaled and masked, and their largest; `seen` of them are read later.
   float scale_row(char* const* bases, float* row, int64_t b, int64_t h, int64_t i, int64_t key, int64_t seen,
                   int64_t* in_use) const {
-    const RowKernels& fns = row_kernels();
     *in_use = causal ? std::clamp<int64_t>(i + 1 - key, 0, seen) : seen;
-    fns.affine(row, row, *in_use, scale, 0);
-    if (mask_kind != Mask::kNone) apply_mask(bases, row, b, h, i, key, *in_use);
-    return *in_use == 0 ? -std::numeric_limits<float>::infinity() : fns.max(row, *in_use);
+    scale_and_mask(bases, row, b, h, i, key, *in_use);
+    return *in_use == 0 ? -std::numeric_limits<float>::infinity() : row_kernels().max(row, *in_use);
   }
 
   void note_sum(char* const* bases, int64_t b, int64_t h, int64_t i, float value) const {
@@ -322,7 +331,7 @@ struct Attention {
     if (top < std::numeric_limits<float>::infinity()) {
       const float total = row_kernels().exponents(row, row, n, top);
       row_kernels().affine(row, row, n, 1.0F / total, 0);
-      note_sum(bases, b, h, i, top + std::log(total));
+      if (has_sums) note_sum(bases, b, h, i, top + std::log(total));
     } else {
       std::fill(row, row + n, std::numeric_limits<float>::quiet_NaN());
       note_sum(bases, b, h, i, std::numeric_limits<float>::quiet_NaN());

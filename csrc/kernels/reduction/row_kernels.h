@@ -48,6 +48,8 @@ struct RowKernels {
                          const float* bias);
   // out[i] = x[i] * a[i] + b[i]
   void (*multiply_add)(float* out, const float* x, int64_t n, const float* a, const float* b);
+  // x[i] = keep[i] ? x[i] : fill
+  void (*fill_where_not)(float* x, const uint8_t* keep, int64_t n, float fill);
   // acc[i] += x[i] * a
   void (*accumulate_scaled)(float* acc, const float* x, int64_t n, float a);
   // Over `count` rows: out[i] = bias + sum_t x[t][i] * weights[t]. Each x[t] is readable kRowSlack floats

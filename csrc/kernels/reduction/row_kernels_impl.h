@@ -123,8 +123,11 @@ void softmax(float* out, const float* x, int64_t n) {
 }
 
 float exponents(float* out, const float* x, int64_t n, float top) {
-  map_row(out, n, [&](int64_t i, int64_t k) { return (load_some(x + i, k) - V(top)).exp_u20(); });
-  return sum(out, n);
+  return sum_with(n, [&](int64_t i, int64_t k) {
+    const V e = (load_some(x + i, k) - V(top)).exp_u20();
+    e.store(out + i, static_cast<int>(k));
+    return e;
+  });
 }
 
 void log_softmax(float* out, const float* x, int64_t n) {
@@ -180,6 +183,29 @@ void affine_vectors(float* out, const float* x, int64_t n, float scale, float me
 void multiply_add(float* out, const float* x, int64_t n, const float* a, const float* b) {
   map_row(out, n, [&](int64_t i, int64_t k) {
     return at::vec::fmadd(load_some(x + i, k), load_some(a + i, k), load_some(b + i, k));
+  });
+}
+
+// Lanes whose byte is not 0 are all ones.
+V lanes_of(const uint8_t* bytes) {
+#if defined(CPU_CAPABILITY_AVX512)
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes)));
+  return _mm512_castsi512_ps(_mm512_movm_epi32(_mm512_test_epi32_mask(wide, wide)));
+#elif defined(CPU_CAPABILITY_AVX2)
+  const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  return _mm256_castsi256_ps(_mm256_cmpgt_epi32(wide, _mm256_setzero_si256()));
+#else
+  float lanes[kLanes];
+  for (int64_t i = 0; i < kLanes; ++i) lanes[i] = bytes[i];
+  return V::loadu(lanes) != V(0);
+#endif
+}
+
+void fill_where_not(float* x, const uint8_t* keep, int64_t n, float fill) {
+  map_row(x, n, [&](int64_t i, int64_t k) {
+    uint8_t some[kLanes] = {};
+    if (k < kLanes) std::copy_n(keep + i, k, some);
+    return V::blendv(V(fill), load_some(x + i, k), lanes_of(k < kLanes ? some : keep + i));
   });
 }
 
@@ -326,6 +352,7 @@ constexpr RowKernels kKernels{&sum,
                               &affine,
                               &affine_vectors,
                               &multiply_add,
+                              &fill_where_not,
                               &accumulate_scaled,
                               &weighted_rows,
                               &multiplied_rows,

@@ -117,6 +117,11 @@ TEST(rows_are_scaled_added_and_normed) {
     expect([&](int64_t i) { return (x[static_cast<size_t>(i)] - 0.5) * 1.5; });
     set.multiply_add(out.data(), x.data(), n, a, b);
     expect([&](int64_t i) { return static_cast<double>(x[static_cast<size_t>(i)]) * a[i] + b[i]; });
+    std::vector<uint8_t> keep(static_cast<size_t>(n));
+    for (size_t i = 0; i < keep.size(); ++i) keep[i] = i % 3 == 1 ? 0 : static_cast<uint8_t>(1 + i % 2 * 254);
+    std::copy_n(x.data(), n, out.begin());
+    set.fill_where_not(out.data(), keep.data(), n, -2);
+    expect([&](int64_t i) { return i % 3 == 1 ? -2 : x[static_cast<size_t>(i)]; });
     std::copy_n(b, n, out.begin());
     set.accumulate_scaled(out.data(), x.data(), n, 0.75F);
     expect([&](int64_t i) { return x[static_cast<size_t>(i)] * 0.75 + b[i]; });
