@@ -21,10 +21,7 @@ void register_autocast() {
   all->fallback(torch::CppFunction::makeFallthrough());
   static auto* aten = new torch::Library(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
   torch::Library& m = *aten;  // torch's macros call it so, and leave out namespaces
-  using at::IntArrayRef;
-  using at::Scalar;
-  using at::ScalarType;
-  using at::Tensor;
+  using namespace at;
 #define SRT_LOWER(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define SRT_FP32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define SRT_FP32_RESULT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
