@@ -302,4 +302,5 @@ def test_a_view_at_an_offset_of_an_empty_tensor_has_no_bytes():
     for _ in range(3):
         y = compiled(torch.ones(0, 4, dtype=torch.long, device="sim:0"))
         torch.accelerator.synchronize(0)
-        assert y.shape == (0,) and y.dtype == torch.float32
+        assert y.shape == (0,)
+        assert y.dtype == torch.float32
