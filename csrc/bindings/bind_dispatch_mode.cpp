@@ -19,7 +19,7 @@ namespace {
 // What the module holds, for good.
 struct DispatchNames {
   PyObject* fake_mode = PyUnicode_InternFromString("fake_mode");
-  PyObject* fake_device = PyUnicode_InternFromString("_fake_device");
+  PyObject* fake_device = nullptr;  // the name of the attribute
   PyObject* in_kernel = PyUnicode_InternFromString("in_kernel_invocation");
   PyObject* in_python = PyUnicode_InternFromString("dispatch_in_python");
   PyObject* in_torch = PyUnicode_InternFromString("__torch_dispatch__");
@@ -106,6 +106,9 @@ void bind_dispatch_mode(py::module_& m) {
         known.device_query = device_query.inc_ref().ptr();
         known.meta = meta.inc_ref().ptr();
         known.fake_type = fake_type;
+        // Torch before 2.12 has no property of the second name, which holds the device itself.
+        const bool is_property = py::hasattr(fake_type, "fake_device");
+        known.fake_device = PyUnicode_InternFromString(is_property ? "_fake_device" : "fake_device");
         const auto descriptor = py::reinterpret_steal<py::object>(
             PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(mode.ptr()), &method));
         if (!descriptor) throw py::error_already_set();
