@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,25 +53,27 @@ class EagerCalls:
             return self._function(*args, **kwargs)
 
     @hidden_from_dynamo
-    def _run_again(self, *args: Any, **kwargs: Any) -> Any:
-        self._calls += 1
+    def _run_again(
+        self, kind: tuple[Any, ...], why: tuple[str, str, str], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        self._calls += kind is self._kind  # else calls of another kind ran meanwhile
         if not nobody_watches():
-            return self.run(args, kwargs, *self._why[1:])
-        self.counts[self._why] += 1
+            return self.run(args, kwargs, *why[1:])
+        self.counts[why] += 1
         return self._function(*args, **kwargs)
 
     def will_last(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str, where: str) -> None:
         """Note that a call ran eagerly for a reason that holds for every call like it."""
         kind = _kind(args, kwargs)
         why = ("call", reason, where)
-        if kind is None or kind != self._kind or why != self._why:
-            self._calls, self._kind, self._why = 0, kind, why
+        if kind is None or (kind, why) != (self._kind, self._why):
+            self._calls = 0
         self._calls += 1
+        self._kind, self._why = kind, why
         if kind is not None and self._fast is not None and self._calls >= tuning.EAGER_RUN_CALLS:
             # Now and then the model may have changed.
-            self._fast.leave_to_eager(
-                self._run_again, args, kwargs, min(self._calls, tuning.EAGER_LOOK_CALLS)
-            )
+            again = partial(self._run_again, kind, why)
+            self._fast.leave_to_eager(again, args, kwargs, min(self._calls, tuning.EAGER_LOOK_CALLS))
 
 
 def _kind(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:

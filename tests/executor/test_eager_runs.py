@@ -119,6 +119,21 @@ def test_profiles_see_calls_that_are_not_looked_at(taken_apart):
     assert all(span.reason for span in spans)
 
 
+def test_calls_of_two_kinds_are_counted_under_their_own_reasons():
+    class Two(nn.Module):
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                return torch.quantize_per_tensor(x.float(), 0.1, 0, torch.quint8).dequantize()
+            return Quantized.forward(self, x)
+
+    fast = staticrt.compile(Two().eval())
+    once, often = torch.rand(4), torch.rand(4, dtype=torch.float64)
+    with torch.no_grad():
+        for x in [*[often] * (tuning.EAGER_RUN_CALLS + 1), once, *[often] * 5]:
+            fast(x)
+    assert sorted(report.calls for report in fast.explain().eager) == [1, tuning.EAGER_RUN_CALLS + 6]
+
+
 def test_a_donated_argument_is_given_up_by_eager_calls():
     module = Quantized().eval()
     fast = staticrt.compile(module, donate=["x"])
