@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import staticrt
 from tests.support.against_eager import equal_eager
 from tests.support.compilers import each_compiler
 
@@ -357,3 +358,47 @@ def test_a_frozen_parameter_keeps_and_loses_its_gradient_in_steps_as_in_eager(ma
         return seen
 
     equal_eager(train)
+
+
+class Switches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.held = torch.ones(3)
+
+
+def _switch_by_method(model, x):
+    y = x * 2 if model.layer.weight.requires_grad else x * 3
+    model.layer.weight.requires_grad_(not model.layer.weight.requires_grad)
+    return model.layer(y)
+
+
+def _switch_by_attribute(model, x):
+    model.held.requires_grad = not model.held.requires_grad
+    return model.layer(x)
+
+
+def _freeze(model, x):
+    model.layer.requires_grad_(False)
+    return model.layer(x)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("forward", [_switch_by_method, _switch_by_attribute, _freeze])
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_which_tensors_require_gradients_is_state(forward, with_gradients):
+    def run(compile):
+        torch.manual_seed(0)
+        model = Switches()
+        function = compile(lambda x: forward(model, x))
+        seen = []
+        for number in range(7):
+            if number == 4:
+                model.requires_grad_(True)
+            with torch.set_grad_enabled(with_gradients):
+                result = function(torch.ones(2, 3))
+            states = [each.requires_grad for each in (result, model.held, *model.parameters())]
+            seen.append((result.detach(), states))
+        return seen
+
+    equal_eager(run, staticrt.compile)

@@ -20,7 +20,7 @@ from staticrt.frontend.guards.object_records import FunctionRecord, ObjectRecord
 from staticrt.frontend.guards.records import DictRecord, ListRecord, Record, logger_records
 from staticrt.frontend.guards.special_names import stored_only
 from staticrt.frontend.guards.state_guard import StateGuard
-from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord
+from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord, TensorRecord
 from staticrt.frontend.guards.walk import Walk
 from staticrt.native import _C
 
@@ -92,7 +92,7 @@ class Snapshot(Walk):
 
     def changes(self) -> list[str]:
         """Paths of state that differs now, with what happened to it."""
-        others: Iterable[Record] = chain(self._unread, self.caches)
+        others: Iterable[Record] = chain(self._unread, self.caches, self._switched())
         if self.guard().holds_all() and not any(path for record in others for path in record.changes()):
             return []
         for record in self._all():
@@ -102,6 +102,11 @@ class Snapshot(Walk):
         if self.num_threads not in (None, torch.get_num_threads()):
             found.append("torch.get_num_threads()")
         return found
+
+    def _switched(self) -> list[TensorRecord]:
+        """Records of tensors that require gradients now and did not before, or the other way round."""
+        tensors = (each for each in self._records if isinstance(each, TensorRecord))
+        return [each for each in tensors if each.is_switched()]
 
     def changes_misread(self) -> bool:
         """Whether an attribute of a class, a bounded deque, keyword defaults, or what a cache holds differs now.
@@ -119,6 +124,8 @@ class Snapshot(Walk):
     def restore(self) -> None:
         """Put everything back as it was."""
         self._memory.restore()
+        for tensor in self._switched():
+            tensor.switch_back()
         for cache in self.caches:
             cache.restore()
         if self._guard is not None and self._guard.holds_all():

@@ -23,6 +23,11 @@ def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor.grad if type(tensor) in PLAIN and is_leaf(tensor) else None
 
 
+def requires_grad_of(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor requires gradients; of others False, without a call of theirs."""
+    return type(tensor) in PLAIN and tensor.requires_grad
+
+
 class TensorMemory:
     """The storages of tensors; records nothing until code names `data`."""
 

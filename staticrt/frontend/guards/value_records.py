@@ -10,11 +10,12 @@ import torch
 
 from staticrt.frontend.guards.records import MISSING, Compared
 from staticrt.frontend.guards.state_values import content_of, has_bytes_of_ctypes
+from staticrt.frontend.guards.tensor_memory import requires_grad_of
 from staticrt.native import _C
 
 
 class TensorRecord(Compared):
-    """The Python attributes of a tensor by names that code may read.
+    """The Python attributes of a tensor by names that code may read, and whether it requires gradients.
 
     Args:
         names: the names, to which more are added.
@@ -29,6 +30,16 @@ class TensorRecord(Compared):
         self._compared = compared
         self._names = names
         self.saved: dict[str, Any] = dict(_C.attributes_of(live) or {})
+        self._requires_grad = requires_grad_of(live)
+
+    def is_switched(self) -> bool:
+        """Whether it requires gradients and did not before, or the other way round."""
+        return requires_grad_of(self.live) is not self._requires_grad
+
+    def switch_back(self) -> None:
+        """Let it require gradients as before."""
+        if self.is_switched():
+            self.live.requires_grad_(self._requires_grad)
 
     def _differing(self) -> list[str]:
         now = _C.attributes_of(self.live) or {}
@@ -38,9 +49,11 @@ class TensorRecord(Compared):
         return sorted(key for key in keys if now.get(key, MISSING) is not self.saved.get(key, MISSING))
 
     def changes(self) -> Iterable[str]:
-        return [f"{self.path}.{name}" for name in self._differing()]
+        switched = ["requires_grad"] if self.is_switched() else []
+        return [f"{self.path}.{name}" for name in (*self._differing(), *switched)]
 
     def restore(self) -> None:
+        self.switch_back()
         for name in self._differing():
             if name in self.saved:
                 vars(self.live)[name] = self.saved[name]

@@ -189,6 +189,8 @@ class Walk:
     def add_names(self, names: Iterable[str]) -> None:
         """Code that runs may read these names, of any object."""
         new = {*names} - self.read_names
+        if "requires_grad_" in new:
+            new.add("requires_grad")
         if new:
             self.read_names |= new
             for record in list(self._classes.values()):

@@ -280,3 +280,25 @@ def test_steps_that_run_eagerly_again_and_again_are_not_looked_at(monkeypatch):
     assert torch.equal(fast(torch.ones(3, 4)), slow(torch.ones(3, 4)))
     assert looked_at  # another size
     assert sum(item.calls for item in fast.explain().eager) == num_calls + 1
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_steps_that_freeze_and_thaw_in_turns():
+    def train(compile):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @compile
+        def step(x):
+            weight = model[0].weight
+            weight.requires_grad_(not weight.requires_grad)
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return [step(torch.ones(4, 3) * number) for number in range(5)], model[0].weight.requires_grad
+
+    torch.testing.assert_close(train(staticrt.compile_step), train(lambda step: step))
