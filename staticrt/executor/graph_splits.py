@@ -123,7 +123,7 @@ class GraphSplits:
 
     def _state(self, args: Any, kwargs: Any) -> list[Any] | None:
         """Versions and identities that a write of the function changes: of tensors, attributes and containers of the
-        model, and the states of generators. None where an argument may hold more."""
+        model, and the states of generators. None where an argument may hold more, or a generator does not tell."""
         leaves = tree_leaves((args, kwargs))
         if not all(isinstance(leaf, (torch.Tensor, int, float, str, type(None))) for leaf in leaves):
             return None
@@ -143,7 +143,10 @@ class GraphSplits:
         devices = {
             tensor.device for tensor in tensors if accelerator and tensor.device.type == accelerator.type
         }
-        generators = [torch.get_device_module(x).get_rng_state(x) for x in sorted(devices, key=str)]
+        try:
+            generators = [torch.get_device_module(x).get_rng_state(x) for x in sorted(devices, key=str)]
+        except RuntimeError:  # CUDA's, while a graph is captured
+            return None
         return [*told, *(state.numpy().tobytes() for state in (torch.get_rng_state(), *generators))]
 
     def train(self, args: Any, kwargs: Any) -> tuple[Any, bool]:

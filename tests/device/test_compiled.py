@@ -304,3 +304,22 @@ def test_a_view_at_an_offset_of_an_empty_tensor_has_no_bytes():
         torch.accelerator.synchronize(0)
         assert y.shape == (0,)
         assert y.dtype == torch.float32
+
+
+def test_a_call_in_parts_runs_where_the_generator_does_not_tell_its_state(monkeypatch):
+    """CUDA's does not while a graph is captured."""
+
+    def refuse(device=None):
+        raise RuntimeError("Cannot call CUDAGeneratorImpl::current_seed during CUDA graph capture")
+
+    def splits(x):
+        y = x.square() + 1
+        print(end="")
+        return y.cumsum(0)
+
+    x = torch.arange(4.0, device="sim:0")
+    compiled = staticrt.compile(splits)
+    monkeypatch.setattr(torch.sim, "get_rng_state", refuse)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), splits(x))
+    assert "graph break" in str(compiled.explain())
