@@ -220,7 +220,7 @@ class _Configured:
         if code in self._abandoned:
             return _left_to_eager()
         if code.co_filename.startswith(_WATCHERS):
-            return _never_compiled()
+            return _skipped("it watches model code")
         return keeping_thread_state(
             lambda: interrupts.delivering(lambda: self._compile(frame, *others, **more))
         )
@@ -255,15 +255,15 @@ def _left_to_eager() -> Any:
 
     This holds for this frame only: models share code, and it may be compiled for other sizes.
     """
+    return _skipped("staticrt leaves it to eager", apply_to_code=False)
+
+
+def _skipped(reason: str, apply_to_code: bool = True) -> Any:
     from torch._dynamo.types import ConvertFrameReturn
 
-    return ConvertFrameReturn(apply_to_code=False, skip_reason="staticrt leaves it to eager")
-
-
-def _never_compiled() -> Any:
-    from torch._dynamo.types import ConvertFrameReturn
-
-    return ConvertFrameReturn(skip_reason="it watches model code")
+    skipped = ConvertFrameReturn(apply_to_code=apply_to_code)
+    skipped.skip_reason = reason  # torch before 2.12 does not read it
+    return skipped
 
 
 @contextlib.contextmanager
