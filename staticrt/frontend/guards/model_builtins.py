@@ -98,7 +98,13 @@ def _hidden() -> frozenset[str]:
     from torch._subclasses.fake_tensor import FakeTensor
 
     made: Any = FakeTensor.__new__
-    own = {*dir(FakeTensor), *made.__code__.co_names, *FakeTensor.__annotations__, "_is_param", "_staticrt_meta"}
+    own = {
+        *dir(FakeTensor),
+        *made.__code__.co_names,
+        *FakeTensor.__annotations__,
+        "_is_param",
+        "_staticrt_meta",
+    }
     memos = {f"_{name}{end}" for name in own if name.endswith("_memo") for end in ("", "_vc", "_epoch")}
     return frozenset(own | memos) - {*dir(torch.Tensor)}
 
