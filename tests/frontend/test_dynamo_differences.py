@@ -1,11 +1,13 @@
 """Behind a graph break, sets, attributes and generators behave as in eager."""
 
+import builtins
 import collections
 import dataclasses
 import gc
 import inspect
 import itertools
 import sys
+import traceback
 import typing
 import weakref
 
@@ -302,11 +304,27 @@ def callers_names():
     [
         *("eval('k')", "sorted(locals())", "sorted(vars())", "dir()", "callers_names()", "exec('k') or k"),
         *("inspect.stack()[0].function", "sys._getframe().f_code.co_name", "(lambda k: eval('k'))(k)"),
+        *(
+            "stack()[0].function",
+            "frame().f_code.co_name",
+            "sorted(variables())",
+            "sorted(builtins.locals())",
+        ),
+        *("traceback.extract_stack()[-1].name", "sys.exc_info()[2].tb_frame.f_code.co_name"),
     ],
 )
 def test_frames_that_code_looks_at_are_eagers(looked, gradients):
-    names = {"sys": sys, "inspect": inspect, "callers_names": callers_names}
-    exec(f"def function(x, k):\n    y = x + 1\n    print(end='')\n    return y * k, {looked}", names)
+    names = {module.__name__: module for module in (sys, inspect, builtins, traceback)}
+    names.update(callers_names=callers_names, stack=inspect.stack, frame=sys._getframe, variables=locals)
+    lines = (
+        "y = x + 1",
+        "print(end='')",
+        "try:",
+        "    raise KeyError",
+        "except KeyError:",
+        f"    return y * k, {looked}",
+    )
+    exec("\n    ".join(("def function(x, k):", *lines)), names)
     compiled = staticrt.compile(names["function"])
     for number in (2, 2, 3):
         x = torch.ones(2, requires_grad=gradients)

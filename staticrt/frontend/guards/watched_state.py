@@ -42,7 +42,7 @@ class WatchedState:
             not _OF_GRAPHS.isdisjoint(snapshot.model_names)
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
             or any(
-                is_user_file(each.__code__.co_filename) and looks_at_frames(each.__code__)
+                is_user_file(each.__code__.co_filename) and looks_at_frames(each)
                 for each in snapshot.functions()
             )
             or _imports_replaced(snapshot)
