@@ -76,7 +76,7 @@ def _pushed(leaves: Sequence[int]) -> list[int]:
 
     Eager accumulates each gradient once it is computed, and one node returns all gradients at once. The engine keeps leaves,
     which all have one priority, in a `std::priority_queue`; this follows the heap of libstdc++. Where other nodes are
-    ready too, hooks of several parameters may run in another order.
+    ready too, such as that of an input with a history, hooks of several parameters may run in another order.
     """
     heap = list(range(len(leaves)))
     pushed = list(leaves)
@@ -84,10 +84,8 @@ def _pushed(leaves: Sequence[int]) -> list[int]:
         pushed[heap[0]] = leaf
         last = heap.pop()
         hole = 0
-        while (child := 2 * hole + 2) <= len(
-            heap
-        ):  # the right child, or the left one where there is no other
-            child -= child == len(heap)
+        while (child := 2 * hole + 2) <= len(heap):
+            child -= child == len(heap)  # the left child, where there is no right one
             heap[hole] = heap[child]
             hole = child
         if heap:
