@@ -415,3 +415,38 @@ def test_a_setting_that_the_model_puts_back_leaves_it_compiled():
     compiled = torch.no_grad()(staticrt.compile(model))
     compiled(torch.ones(2, 2))
     assert not compiled.__wrapped__.explain().eager
+
+
+def _disable(logger):
+    logger.disabled = not logger.disabled
+
+
+def _set_level(logger):
+    logger.level = logging.ERROR if logger.level == logging.INFO else logging.INFO
+    logger._cache.clear()
+
+
+def _disable_all(_logger):
+    logging.disable(logging.ERROR if logging.root.manager.disable < logging.INFO else logging.NOTSET)
+
+
+@pytest.mark.parametrize("change", [_disable, _set_level, _disable_all])
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_what_a_model_changes_of_a_logger_is_changed_in_each_call(change):
+    def run(compile):
+        logger = logging.Logger("effects.changed", logging.INFO)
+        logger.parent, logger.manager = logging.root, logging.root.manager
+
+        def function(x):
+            y = x * 2 if logger.isEnabledFor(logging.INFO) else x * 3
+            change(logger)
+            return y
+
+        compiled = compile(function)
+        try:
+            return [compiled(torch.ones(2)).tolist() for _call in range(5)]
+        finally:
+            logging.disable(logging.NOTSET)
+
+    with torch.no_grad():
+        assert run(staticrt.compile) == run(lambda function: function)

@@ -165,16 +165,31 @@ class ScopeRecord(Compared):
         return self.live, self.saved
 
 
-def logger_records(logger: logging.Logger) -> Iterable[ScopeRecord]:
-    """What decides which messages a logger lets through."""
-    manager = ScopeRecord(vars(logger.manager))
-    manager.saved = {name: value for name, value in manager.live.items() if name in ("disable", "_disable")}
-    yield manager
+class LoggerRecord(ScopeRecord):
+    """What of a logger, or of the manager of all loggers, decides which messages are let through."""
+
+    def __init__(self, manager: logging.Manager, owner: logging.Logger | logging.Manager) -> None:
+        super().__init__(vars(owner))
+        self._manager = manager
+        names = ("level", "disabled", "parent") if owner is not manager else ("disable", "_disable")
+        self.saved = {name: self.live[name] for name in names if name in self.live}
+
+    def changes(self) -> Iterable[str]:
+        return [f"{name!r} of a logger" for name in super().changes()]
+
+    def restore(self) -> None:
+        for name, value in self.saved.items():
+            if self.live[name] is not value:
+                self.live[name] = value
+                self._manager._clear_cache()  # type: ignore[attr-defined]
+
+
+def logger_records(logger: logging.Logger) -> Iterable[LoggerRecord]:
+    """Of a logger, those that it hands messages on to, and their manager."""
+    yield LoggerRecord(logger.manager, logger.manager)
     each: logging.Logger | None = logger
     while each is not None:
-        record = ScopeRecord(vars(each))
-        record.saved = {name: record.live[name] for name in ("level", "disabled", "parent")}
-        yield record
+        yield LoggerRecord(logger.manager, each)
         each = each.parent
 
 

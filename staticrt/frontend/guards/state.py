@@ -17,7 +17,7 @@ import torch
 
 from staticrt.frontend.guards.caches import CacheRecord
 from staticrt.frontend.guards.object_records import FunctionRecord, ObjectRecord
-from staticrt.frontend.guards.records import DictRecord, ListRecord, Record, logger_records
+from staticrt.frontend.guards.records import DictRecord, ListRecord, LoggerRecord, Record
 from staticrt.frontend.guards.special_names import stored_only
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord, TensorRecord
@@ -64,7 +64,7 @@ class Snapshot(Walk):
         return self._weak.unkept(self.knows, self.read_names)
 
     def _all(self) -> Iterable[Record]:
-        return chain(self._records, self._scopes.values(), self._classes.values())
+        return chain(self._records, self._scopes.values(), self._classes.values(), self._loggers)
 
     def records(self) -> list[Record]:
         """Records of all state except that of arguments and of objects that only weak references lead to."""
@@ -154,8 +154,6 @@ class Snapshot(Walk):
                 (records if is_guarded else unread).append(record)
             if self.facts and self.compares_facts:
                 records += [FactsRecord(tensor, frozenset(self.facts)) for tensor in self._tensors]
-            if not _ASK_LEVELS.isdisjoint(self.read_names):
-                records += [record for logger in self._loggers for record in logger_records(logger)]
             self.guarded, self._unread, self._extent = records, unread, self._met()
             self._guard = self.guard_of(records)
         return self._guard
@@ -184,7 +182,7 @@ class Snapshot(Walk):
         """How much was met, which only grows: records, the names in them, and the names in code."""
         in_scopes = [len(each.saved) for each in self._scopes.values()]
         in_classes = [len(each.saved) for each in self._classes.values()]
-        return len(self._records), in_scopes, in_classes, len(self.read_names)
+        return len(self._records), len(self._loggers), in_scopes, in_classes, len(self.read_names)
 
     def guard_of(self, records: Sequence[Record]) -> StateGuard:
         """A guard of these records instead of its own."""
@@ -255,7 +253,9 @@ class Snapshot(Walk):
         return lambda record: self._held_by.get(id(record)) in reached
 
     def _is_unread(self, record: Record) -> bool:
-        """Whether the code names no attribute that holds a buffer, or calls for nothing that a cache holds."""
+        """Whether the code names no attribute that holds a buffer, asks for no logger's level, or for nothing in a cache."""
+        if isinstance(record, LoggerRecord):
+            return _ASK_LEVELS.isdisjoint(self.read_names)
         if isinstance(record, CacheRecord):
             return not record.used()
         if not isinstance(record, BufferRecord):

@@ -35,7 +35,15 @@ from staticrt.frontend.guards.object_records import (
     slots_record,
 )
 from staticrt.frontend.guards.reachable import Reachable
-from staticrt.frontend.guards.records import CellRecord, DictRecord, ListRecord, Record, ScopeRecord
+from staticrt.frontend.guards.records import (
+    CellRecord,
+    DictRecord,
+    ListRecord,
+    LoggerRecord,
+    Record,
+    ScopeRecord,
+    logger_records,
+)
 from staticrt.frontend.guards.replaceable import ReplaceableContainers
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
@@ -96,7 +104,7 @@ class Walk:
         self._held_by: dict[int, int] = {}  # id of a record -> that of the object that it was made for
         self._modules: list[types.ModuleType] = []  # that objects of the model hold
         self._tensors: list[torch.Tensor] = []
-        self._loggers: list[logging.Logger] = []
+        self._loggers: list[LoggerRecord] = []
         self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
         self._hidden_method: str | None = None  # bound, so that code may call it by any name
         self._asked: set[Callable[[], Any]] = set()
@@ -376,7 +384,7 @@ class Walk:
             return [(f"{path}[...]", item) for item in value.ravel().tolist()] if is_array_of_objects else ()
         own = isinstance(value, threading.local)
         if isinstance(value, logging.Logger):
-            self._loggers.append(value)
+            self._loggers += logger_records(value)
             return ()
         if package in _SYSTEM and not own:
             return ()
