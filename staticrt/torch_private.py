@@ -271,7 +271,11 @@ def is_wrapper(value: Any) -> bool:
 
 
 def oddness(value: torch.Tensor) -> str:
-    """Why the bytes of a strided tensor are not its values, as a phrase; "" where they are."""
+    """Why the bytes of a tensor, by its strides, are not its values, as a phrase; "" where they are."""
+    if value.is_nested or value.is_quantized:
+        return "a nested tensor" if value.is_nested else "a quantised tensor"
+    if value.layout != torch.strided:
+        return f"a tensor of layout {value.layout}"
     if is_wrapper(value):
         return "a tensor of a transform such as vmap"
     if value._is_zerotensor():

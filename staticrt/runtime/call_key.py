@@ -78,8 +78,6 @@ def needs_gradients(values: Iterable[Any]) -> bool | None:
     found = False
     for value in values:
         if type(value) in _PLAIN:
-            if value.layout != torch.strided or value.is_quantized or value.is_nested:
-                return None
             if torch_private.oddness(value):
                 return None
             found = found or value.requires_grad
@@ -101,8 +99,6 @@ def call_key(leaves: Sequence[Any], spec: Any) -> CallKey:
         if isinstance(leaf, torch.Tensor):
             if type(leaf) not in _PLAIN:
                 raise EagerOnly(f"an argument is a tensor subclass, {type(leaf).__name__}")
-            if leaf.layout != torch.strided or leaf.is_quantized or leaf.is_nested:
-                raise EagerOnly(f"an argument has layout {leaf.layout}")
             if odd := torch_private.oddness(leaf):
                 raise EagerOnly(f"an argument is {odd}")
             if leaf.requires_grad:

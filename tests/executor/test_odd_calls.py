@@ -328,3 +328,21 @@ def test_a_call_that_raises_after_random_numbers_draws_them_once():
             outcome(function, torch.ones(3, 2), torch.tensor([row]), torch.zeros(2))
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "a nested tensor"),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "a quantised tensor"),
+        (lambda: torch.ones(3).to_sparse(), "a tensor of layout torch.sparse_coo"),
+    ],
+    ids=["nested", "quantised", "sparse"],
+)
+def test_tensors_whose_bytes_are_not_their_values_run_eagerly_and_are_named(make, what):
+    compiled = staticrt.compile(torch.clone)
+    x = make()
+    for _ in range(3):
+        assert str(compiled(x)) == str(x)
+    assert f"an argument is {what}   (3 calls)" in str(compiled.explain())
