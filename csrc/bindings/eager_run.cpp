@@ -10,9 +10,17 @@
 namespace py = pybind11;
 
 namespace staticrt::bindings {
+namespace {
+
+// Of others, reading the sizes raises.
+bool has_sizes(const at::Tensor& tensor) {
+  return !tensor.is_nested() && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+}  // namespace
 
 EagerRun::Argument::Argument(const py::handle& given) {
-  if (!THPVariable_CheckExact(given.ptr()) || THPVariable_Unpack(given.ptr()).is_nested()) {
+  if (!THPVariable_CheckExact(given.ptr()) || !has_sizes(THPVariable_Unpack(given.ptr()))) {
     value = py::reinterpret_borrow<py::object>(given);
     return;
   }
@@ -26,7 +34,7 @@ bool EagerRun::Argument::is_like(PyObject* given) const {
   if (!options) return same_value(given, value.ptr());
   if (!THPVariable_CheckExact(given)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(given);
-  return !tensor.is_nested() && tensor.dtype() == options->dtype() && tensor.device() == options->device() &&
+  return has_sizes(tensor) && tensor.dtype() == options->dtype() && tensor.device() == options->device() &&
          tensor.layout() == options->layout() && tensor.requires_grad() == requires_grad &&
          tensor.sizes() == sizes;
 }

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import staticrt
 from staticrt import tuning
@@ -171,3 +172,18 @@ def test_a_wrong_call_raises_as_eager_does(taken_apart):
         with pytest.raises(ValueError, match="too large"), torch.no_grad():
             fast(torch.full((4,), 2.0))
         run(fast, module, torch.zeros(4), 2)
+
+
+def test_a_trace_with_symbolic_sizes_after_many_eager_calls():
+    class Either(nn.Module):
+        def forward(self, x):
+            return (
+                x.sin() if torch._C._functorch.is_functorch_wrapped_tensor(x) else Quantized.forward(self, x)
+            )
+
+    fast = staticrt.compile(Either().eval())
+    with torch.no_grad():
+        for _ in range(tuning.EAGER_RUN_CALLS + 1):
+            fast(torch.rand(4))
+        graph = make_fx(torch.vmap(fast), tracing_mode="symbolic")(torch.rand(3, 4))
+    assert torch.ops.aten.sin.default in [node.target for node in graph.graph.nodes]
