@@ -402,3 +402,30 @@ def test_which_tensors_require_gradients_is_state(forward, with_gradients):
         return seen
 
     equal_eager(run, staticrt.compile)
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+@pytest.mark.parametrize("calls_with_hooks", [1, 4])
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_hooks_that_a_model_registers_on_its_weights(calls_with_hooks, with_gradients):
+    def run(compile):
+        torch.manual_seed(0)
+        layer = nn.Linear(2, 2)
+        calls = []
+
+        def function(x):
+            if len(calls) < calls_with_hooks:
+                calls.append(1)
+                layer.weight.register_hook(lambda gradient: gradient * 2)
+            return layer(x)
+
+        compiled, seen = compile(function), []
+        for _call in range(4):
+            with torch.set_grad_enabled(with_gradients):
+                result = compiled(torch.ones(1, 2))
+            layer.zero_grad()
+            (result if with_gradients else layer(torch.ones(1, 2))).sum().backward()
+            seen.append(layer.weight.grad.clone())
+        return seen
+
+    equal_eager(run, staticrt.compile)

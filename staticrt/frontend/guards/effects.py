@@ -167,6 +167,7 @@ READS_SEED = (
 )
 SETS_DETERMINISM = "calls use_deterministic_algorithms()"  # whose check Dynamo makes a constant
 CHANGES_GRADIENTS = "changes gradients"  # a step may, whose graph gives new ones
+REGISTERS_HOOK = "registers a hook on a tensor"  # that it holds; those that it makes are gone with the call
 
 
 @functools.cache
@@ -189,6 +190,8 @@ def torch_effects() -> dict[int, str]:
         *(utils.clip_grad_norm_, utils.clip_grads_with_norm_, utils.clip_grad_value_),
     )
     found.update((id(inspect.unwrap(each).__code__), CHANGES_GRADIENTS) for each in changing)
+    hooking = (tensor.register_hook, tensor.register_post_accumulate_grad_hook)
+    found.update((id(inspect.unwrap(each).__code__), REGISTERS_HOOK) for each in hooking)
     found[id(vars(LazyModuleMixin)["_infer_parameters"].__code__)] = LAZY
     return found
 

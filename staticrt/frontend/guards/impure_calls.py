@@ -23,6 +23,7 @@ from staticrt.frontend.guards.effects import (
     CHANGES_GRADIENTS,
     LAZY,
     READS_SEED,
+    REGISTERS_HOOK,
     SETS_DETERMINISM,
     effect_handed_on,
     effect_of,
@@ -50,6 +51,7 @@ from staticrt.frontend.guards.reads import (
 )
 from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
+from staticrt.frontend.guards.tensor_memory import PLAIN
 from staticrt.frontend.reasons import is_torch_file, is_user_code, is_user_file, signal_handlers, user_frame
 from staticrt.frontend.tracing import autocast
 from staticrt.frontend.weak import weakly
@@ -212,9 +214,11 @@ class Watcher:
         if effect is not None:
             if effect is CHANGES_GRADIENTS and self._may_change_gradients:
                 return
+            if effect is REGISTERS_HOOK and type(frame.f_locals["self"]) not in PLAIN:
+                return
             self.even_in_parts |= effect in (READS_SEED, CHANGES_GRADIENTS, SETS_DETERMINISM)
             if frame.f_locals.get("enabled") is not False:  # fork_rng that does nothing
-                self._note(effect, user_frame(frame) or frame, often_once=effect is LAZY)
+                self._note(effect, user_frame(frame) or frame, often_once=effect in (LAZY, REGISTERS_HOOK))
             return
         caller = _model_frame(frame.f_back)
         if id(code) in _TEXT_OF_NUMBER and frame.f_back and is_layer_file(frame.f_back.f_code.co_filename):
