@@ -1,7 +1,6 @@
 """Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
 generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to;
-weak references that are made; numbers of numpy; protocols; attributes
-of classes; unpacked ranges.
+weak references that are made; numbers of numpy; protocols; attributes of classes; unpacked ranges.
 
 A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """

@@ -19,11 +19,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.code_objects import (
-    CodeSet,
-    cached_by_code,
-    takes_arguments,
-)
+from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code, takes_arguments
 from staticrt.frontend.guards.code_reads import (
     catches,
     encloses,
