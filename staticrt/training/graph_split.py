@@ -7,6 +7,7 @@ leave a subregion as views of each other, and subregions that are too small to p
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -162,16 +163,13 @@ def split(gm: fx.GraphModule, min_nodes: int, unsupported: Mapping[str, str] | N
     kept = []
     for group in groups:
         count = sum(_computes(node) for node in group)
-        if count >= min_nodes:
-            kept.append(group)
+        reason = f"its subregion has {count} compute nodes, under {min_nodes}" if count < min_nodes else ""
+        if all(user in group for node in group for user in node.users) and not _cuts_out_without_results():
+            reason = "nothing reads a result of its subregion, which this release of torch cannot cut out"
+        if reason:
+            eager += [Eager(f"{node.name} = {node.target}", reason) for node in group]
         else:
-            eager += [
-                Eager(
-                    f"{node.name} = {node.target}",
-                    f"its subregion has {count} compute nodes, under {min_nodes}",
-                )
-                for node in group
-            ]
+            kept.append(group)
     before = {name for name, _child in copied.named_children()}
     fused = _fuse(copied, kept)
     subregions = tuple(name for name, _child in fused.named_children() if name not in before)
@@ -184,6 +182,18 @@ def _fuse(gm: fx.GraphModule, groups: Sequence[Sequence[fx.Node]]) -> fx.GraphMo
     order = {node: index for index, node in enumerate(gm.graph.nodes)}
     partitions = [dict.fromkeys(sorted(group, key=order.__getitem__)) for group in groups]
     return fuse_by_partitions(gm, partitions, "subregion_", always_return_tuple=True)
+
+
+@functools.cache
+def _cuts_out_without_results() -> bool:
+    graph = fx.Graph()
+    node = graph.call_function(torch.neg, (graph.placeholder("x"),))
+    graph.output(())
+    try:
+        _fuse(fx.GraphModule(torch.nn.Module(), graph), [[node]])
+    except AssertionError:  # up to 2.11
+        return False
+    return True
 
 
 def _order_matters(gm: fx.GraphModule) -> bool:
