@@ -106,7 +106,7 @@ void bind_dispatch_mode(py::module_& m) {
         known.device_query = device_query.inc_ref().ptr();
         known.meta = meta.inc_ref().ptr();
         known.fake_type = fake_type;
-        // Torch before 2.12 has no property of the second name, which holds the device itself.
+        // In torch 2.11 the attribute has the name that is a property's since.
         const bool is_property = py::hasattr(fake_type, "fake_device");
         known.fake_device = PyUnicode_InternFromString(is_property ? "_fake_device" : "fake_device");
         const auto descriptor = py::reinterpret_steal<py::object>(

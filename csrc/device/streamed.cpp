@@ -10,7 +10,7 @@
 namespace staticrt {
 namespace {
 
-// Torch's guards tell from version 2.12 on.
+// The guards of torch 2.11 do not tell.
 bool is_captured(const auto& guard, const c10::Stream& stream) {
   if constexpr (requires { guard.isStreamCapturing(stream); }) {
     return guard.isStreamCapturing(stream);

@@ -8,10 +8,8 @@ from staticrt.frontend.reasons import CannotTrace, ModelChanges, NeedsNoGradient
 from staticrt.runtime.cached_trace import Failure
 from staticrt.runtime.call import Call
 
-_RANDOM_STATE = (
-    "rng_state()",
-    "fork_rng()",
-)  # a reentrant checkpoint: Dynamo takes seconds to split around it
+# Calls of a reentrant checkpoint: Dynamo takes seconds to split around them.
+_RANDOM_STATE = ("rng_state()", "fork_rng()")
 # Whether results need gradients follows from state that changes again and again.
 NEEDS_CHANGE_OFTEN = Failure(
     "whether a result needs a gradient changes again and again", "", True, even_in_parts=True

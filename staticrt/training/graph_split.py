@@ -191,7 +191,7 @@ def _cuts_out_without_results() -> bool:
     graph.output(())
     try:
         _fuse(fx.GraphModule(torch.nn.Module(), graph), [[node]])
-    except AssertionError:  # up to 2.11
+    except AssertionError:  # as in torch 2.11
         return False
     return True
 

@@ -262,7 +262,7 @@ def _skipped(reason: str, apply_to_code: bool = True) -> Any:
     from torch._dynamo.types import ConvertFrameReturn
 
     skipped = ConvertFrameReturn(apply_to_code=apply_to_code)
-    skipped.skip_reason = reason  # torch before 2.12 does not read it
+    skipped.skip_reason = reason  # torch 2.11 does not read it
     return skipped
 
 
