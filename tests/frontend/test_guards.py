@@ -405,3 +405,35 @@ def test_classes_of_torchs_sizes_are_not_state_of_the_model():
             torch.testing.assert_close(compiled(x), rows_of_the_least_size(x))
     (trace,) = compiled.explain().traces
     assert {"objects", "cells"}.isdisjoint(dict(trace.state)), trace.state
+
+
+class AsksForALayout(torch.nn.Module):
+    """The program reads no element of the table, only the model its size and stride."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.zeros(3, 4))
+
+    def forward(self, x):
+        return x * self.table.shape[0] + self.table.stride(0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda table: setattr(table, "data", torch.zeros(5, 4)),
+        lambda table: setattr(table, "data", torch.zeros(4, 3).t()),
+        lambda table: table.resize_(6, 2),
+    ],
+    ids=["sizes", "strides", "resized"],
+)
+def test_the_layout_of_a_tensor_that_is_not_read_is_compared_in_each_call(change):
+    model = AsksForALayout()
+    compiled = staticrt.compile(model)
+    x = torch.randn(3, 2)
+    with torch.no_grad():
+        for _ in range(3):
+            compiled(x)
+        assert compiled._executor.fast_calls > 0
+        change(model.table)
+        torch.testing.assert_close(compiled(x), model(x))
