@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from staticrt import tuning
-from staticrt.errors import TraceError
 from staticrt.executor import prepare as ahead
-from staticrt.executor.call_state import STATE_CHANGES_OFTEN, CallState, Route
-from staticrt.executor.cost_trials import CostTrials, StepTrials
+from staticrt.executor.call_state import STATE_CHANGES_OFTEN, Route
+from staticrt.executor.cost_trials import CostTrials
 from staticrt.executor.explanation import explanation
 from staticrt.executor.graph_splits import GraphSplits
-from staticrt.executor.handed_back import LeftToEager, NeedsNone
+from staticrt.executor.handed_back import NeedsNone
 from staticrt.executor.joint_calls import JointCalls
 from staticrt.executor.machine import Outcome, Progress, Stage, advance
 from staticrt.executor.state import ExecutorState
 from staticrt.executor.trace_cache import TraceCache
 from staticrt.executor.trace_maker import TraceMaker
+from staticrt.executor.training_calls import TrainingCalls
 from staticrt.frontend.dynamo.dynamo import NotCompiled
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards.global_hooks import has_global_hooks
@@ -48,7 +48,7 @@ from staticrt.runtime.explain.explanation import Explanation
 from staticrt.runtime.explain.inspectable import Graph
 from staticrt.runtime.fast_call import FastPath
 from staticrt.runtime.weights import new_weights
-from staticrt.torch_private import default_process_group, hidden_from_dynamo
+from staticrt.torch_private import hidden_from_dynamo
 
 _UNHASHABLE = "an argument is neither a tensor nor hashable"
 
@@ -85,7 +85,9 @@ class Executor:
         self._trace_cache = TraceCache(function, self._maker, self.fast.forget, options, name, is_partial)
         # A donated argument is given up by Python.
         self._eager = EagerCalls(function, name, None if options.donate else self.fast)
-        self._untrainable = ""
+        self._training = TrainingCalls(
+            self._joint, self._splits, self._eager, options, name, compiles=not is_partial
+        )
         if not is_partial:
             donation.check_names(function, options.donate)
 
@@ -214,7 +216,7 @@ class Executor:
             progress.result, compiled = state.trials.run(
                 call.leaves,
                 lambda: self._splits.infer(call.args, call.kwargs),
-                partial(self._run_eagerly, call.args, call.kwargs, failed),
+                partial(self._eager.run_as_tried, call.args, call.kwargs, failed.reason, failed.where),
             )
         except NotCompiled:
             progress.not_compiled = True
@@ -225,13 +227,6 @@ class Executor:
         if not compiled:  # nothing to compile, or Dynamo's recompile limit
             self._eager.counts["call", failed.reason, failed.where] += 1
         return Outcome.RETURNED
-
-    def _run_eagerly(self, args: Any, kwargs: Any, failed: Failure, reason: str, lasts: bool) -> Any:
-        """Run a call eagerly where cost trials say so; `lasts`: nothing is measured any more."""
-        result = self._eager.run(args, kwargs, reason or failed.reason, failed.where)
-        if lasts:
-            self._eager.will_last(args, kwargs, reason or failed.reason, failed.where)
-        return result
 
     def _state_changed(self, progress: Progress) -> Outcome:
         """State changed that Dynamo may not guard: trace again, and let Dynamo compile anew."""
@@ -278,61 +273,11 @@ class Executor:
         return Outcome.REPLACED if progress.not_compiled else Outcome.EAGER_RETURNED
 
     def _train(self, args: Any, kwargs: Any, call: Call | None = None) -> Any:
-        """Run a call whose results need gradients: by a joint trace, where one serves it.
-
-        Else Dynamo splits it, and each partial graph is differentiated ahead of time. `call`: as of `JointCalls.serve`.
-        """
-        if self._is_partial or not self.options.training or self._untrainable:
-            return self._eager.run(args, kwargs, self._untrainable or "the call needs gradients")
-        if has_global_hooks():
-            return self._eager.run(args, kwargs, "torch has hooks on all modules, which Dynamo does not see")
-        state: CallState | None = None
-        if self.options.joint_trace:
-            try:
-                served = self._joint.serve(args, kwargs, call)
-            except NeedsNone as none:
-                return self._without_gradients(none, args, kwargs)
-            except LeftToEager as left:
-                result = self._eager.run(args, kwargs, left.reason, left.where)
-                left.answered()
-                if left.lasts:
-                    self._eager.will_last(args, kwargs, left.reason, left.where)
-                return result
-            if isinstance(served, tuple):
-                return served[0]
-            state = served
+        """Run a call whose results need gradients, or turn out to need none. `call`: as of `JointCalls.serve`."""
         try:
-            result, compiled = self._train_in_parts(state, args, kwargs)
-        except NotCompiled as error:
-            if self.options.fullgraph:
-                raise TraceError(
-                    f"cannot trace {self.name} for training: {error}", fix="leave out fullgraph=True"
-                ) from error
-            self._untrainable = str(error)
-            return self._eager.run(args, kwargs, self._untrainable)
-        finally:
-            if state is not None and state.watched is not None:
-                state.watched.ran()
-        if not compiled:
-            reason = "the call needs gradients, and Dynamo found nothing to compile"
-            self._eager.counts["call", reason, ""] += 1
-        return result
-
-    def _train_in_parts(self, state: CallState | None, args: Any, kwargs: Any) -> tuple[Any, bool]:
-        """Run a call with gradients by graph splits, or eagerly where timings prefer that.
-
-        Args:
-            state: of the call's key, if it has one.
-        """
-        split = partial(self._splits.train, args, kwargs)
-        # Ranks that choose different ways might start collectives in different orders.
-        if state is None or state.failure is None or self.options.fullgraph or default_process_group():
-            return split()
-        if state.trials is None:
-            state.trials = StepTrials(not self.options.deterministic)
-        return state.trials.run(
-            Call.of(args, kwargs).leaves, split, partial(self._run_eagerly, args, kwargs, state.failure)
-        )
+            return self._training.run(args, kwargs, call)
+        except NeedsNone as none:
+            return self._without_gradients(none, args, kwargs)
 
     def _train_stage(self, progress: Progress) -> Outcome:
         progress.result = self._train(progress.call.args, progress.call.kwargs, progress.call)

@@ -52,6 +52,20 @@ class EagerCalls:
         with eager_call(self._name, reason, where):
             return self._function(*args, **kwargs)
 
+    def run_as_tried(self, args: Any, kwargs: Any, failed: str, where: str, slower: str, lasts: bool) -> Any:
+        """The result of a call that cost trials run eagerly.
+
+        Args:
+            args, kwargs: of the call.
+            failed, where: why the call runs in parts.
+            slower: what the trials found, if they are done.
+            lasts: nothing is measured any more.
+        """
+        result = self.run(args, kwargs, slower or failed, where)
+        if lasts:
+            self.will_last(args, kwargs, slower or failed, where)
+        return result
+
     @hidden_from_dynamo
     def _run_again(
         self, kind: tuple[Any, ...], why: tuple[str, str, str], /, *args: Any, **kwargs: Any
