@@ -77,6 +77,39 @@ def test_a_model_that_catches_an_error_goes_on(model, gradients):
         torch.testing.assert_close(*found)
 
 
+SAID_OF_CLASSES = {
+    "operand": lambda x: x + "a",
+    "compared": lambda x: x < "a",
+    "called": lambda x: x(),
+    "argument": lambda x: torch.cat(x),
+    "parameter": lambda x: SCALE.no_such_attribute,
+}
+SAID_OF_SIZES = {
+    "index": lambda x: x[5],
+    "written": lambda x: x.clone().__setitem__(9, 1),
+    "second index": lambda x: x[None, 0, -7],
+}
+SCALE = torch.nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize("body", [*SAID_OF_CLASSES, *SAID_OF_SIZES])
+def test_texts_of_errors_that_no_operator_raises_are_eagers(body):
+    fails = {**SAID_OF_CLASSES, **SAID_OF_SIZES}[body]
+
+    def model(x):
+        try:
+            fails(x)
+        except Exception as error:
+            return SCALE * x, str(error)
+        return SCALE * x, "none"
+
+    compiled = staticrt.compile(model)
+    with torch.no_grad():
+        for size in (2, 2, 3, 9, 3):
+            assert compiled(torch.ones(size, 2))[1] == model(torch.ones(size, 2))[1]
+    assert bool(compiled.explain().eager) == (body in SAID_OF_SIZES)
+
+
 def test_without_handlers_the_caller_gets_the_programs_error():
     compiled = staticrt.compile(lambda x, i: x.index_select(0, i) * 2)
     with torch.no_grad():

@@ -14,17 +14,18 @@ import threading
 import time
 import types
 import uuid
+import warnings
 from functools import partial
 from operator import methodcaller
 
 import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import staticrt
 from tests.soundness.effect_kinds import CASES
-from tests.support.compilers import COMPILERS
 
 CALLS = 4
 
@@ -289,6 +290,35 @@ def test_a_model_that_warns_once_is_compiled_whole_afterwards(tmp_path):
     assert [report.route for report in explanation.traces] == ["whole"]
 
 
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
+def test_warnings_of_torch_are_issued_as_the_filters_say(gradients):
+    def model(x):
+        return F.mse_loss(x * 2, x[:1])
+
+    def run(compiler):
+        function, seen = compiler(model), []
+        with torch.set_grad_enabled(gradients), warnings.catch_warnings(record=True) as found:
+            for action in ("ignore", "always", "error", "ignore", "always"):
+                warnings.simplefilter(action)
+                for _call in range(3):
+                    with contextlib.suppress(UserWarning):
+                        function(torch.ones(2, 3, requires_grad=gradients))
+                        seen.append("answered")
+                seen.append(len(found))
+        return seen
+
+    assert run(staticrt.compile) == run(lambda function: function)
+
+
+def test_a_warning_of_torch_that_is_shown_once_leaves_the_model_compiled():
+    compiled = staticrt.compile(lambda x: F.mse_loss(x * 2, x[:1]))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _call in range(3):
+            compiled(torch.ones(2, 3))
+    assert not compiled.explain().eager
+
+
 def test_a_profiler_of_the_caller_stays(tmp_path):
     events = []
 
@@ -351,102 +381,3 @@ def test_an_iterator_that_a_container_holds_goes_on(take, iterator):
             return [function(torch.ones(1)).item() for _ in range(4)]
 
     assert answers(staticrt.compile) == answers(lambda function: function)
-
-
-SETTINGS = {
-    "threads": (torch.set_num_threads, torch.get_num_threads, 3),
-    "deterministic": (
-        lambda on: torch.use_deterministic_algorithms(on, warn_only=on),
-        torch.are_deterministic_algorithms_enabled,
-        True,
-    ),
-    "warn always": (torch.set_warn_always, torch.is_warn_always_enabled, True),
-    "mkldnn": (torch.backends.mkldnn.set_flags, lambda: torch.backends.mkldnn.enabled, False),
-    "flash attention": (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.flash_sdp_enabled, False),
-    "attention layers": (
-        torch.backends.mha.set_fastpath_enabled,
-        torch.backends.mha.get_fastpath_enabled,
-        False,
-    ),
-    "autocast": (
-        lambda on: torch.set_autocast_enabled("cpu", on),
-        lambda: torch.is_autocast_enabled("cpu"),
-        True,
-    ),
-    "threads of backwards": (
-        torch.autograd.set_multithreading_enabled,
-        torch._C._is_multithreading_enabled,
-        False,
-    ),
-    "digits of integers": (sys.set_int_max_str_digits, sys.get_int_max_str_digits, 5000),
-}
-DROPPED_BY_DYNAMO = ("autocast", "digits of integers")
-
-
-@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [(n, way) for n in SETTINGS for way in COMPILERS if way != "backend" or n not in DROPPED_BY_DYNAMO],
-)
-def test_a_setting_that_the_model_leaves_is_left_by_every_call(name, way, gradients, fresh_dynamo):
-    change, read, other = SETTINGS[name]
-    usual = read()
-
-    def model(x):
-        change(other)
-        return x * 2
-
-    compiled = COMPILERS[way](model)
-    try:
-        with torch.set_grad_enabled(gradients):
-            for _call in range(3):
-                compiled(torch.ones(2, requires_grad=gradients))
-                assert read() == other
-                change(usual)
-    finally:
-        change(usual)
-
-
-def test_a_setting_that_the_model_puts_back_leaves_it_compiled():
-    def model(x):
-        with torch.backends.mkldnn.flags(enabled=False):
-            return x @ x
-
-    compiled = torch.no_grad()(staticrt.compile(model))
-    compiled(torch.ones(2, 2))
-    assert not compiled.__wrapped__.explain().eager
-
-
-def _disable(logger):
-    logger.disabled = not logger.disabled
-
-
-def _set_level(logger):
-    logger.level = logging.ERROR if logger.level == logging.INFO else logging.INFO
-    logger._cache.clear()
-
-
-def _disable_all(_logger):
-    logging.disable(logging.ERROR if logging.root.manager.disable < logging.INFO else logging.NOTSET)
-
-
-@pytest.mark.parametrize("change", [_disable, _set_level, _disable_all])
-@pytest.mark.filterwarnings("ignore:.*runs eagerly")
-def test_what_a_model_changes_of_a_logger_is_changed_in_each_call(change):
-    def run(compile):
-        logger = logging.Logger("effects.changed", logging.INFO)
-        logger.parent, logger.manager = logging.root, logging.root.manager
-
-        def function(x):
-            y = x * 2 if logger.isEnabledFor(logging.INFO) else x * 3
-            change(logger)
-            return y
-
-        compiled = compile(function)
-        try:
-            return [compiled(torch.ones(2)).tolist() for _call in range(5)]
-        finally:
-            logging.disable(logging.NOTSET)
-
-    with torch.no_grad():
-        assert run(staticrt.compile) == run(lambda function: function)

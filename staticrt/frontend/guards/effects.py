@@ -18,6 +18,7 @@ import random
 import sys
 import threading
 import types
+import warnings
 import weakref
 from typing import Any
 
@@ -318,6 +319,8 @@ def judge(function: Any) -> int:
     if effect_of(function) is None:
         return int(_PURE)
     owner = getattr(function, "__self__", None)
-    if getattr(owner, "__name__", "") in ("builtins", "_io", "io") and function.__name__ in _LOUD_NAMES:
+    if function is warnings.warn or (
+        getattr(owner, "__name__", "") in ("builtins", "_io", "io") and function.__name__ in _LOUD_NAMES
+    ):
         return int(_EFFECT | _LOUD)
     return int(_EFFECT)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from staticrt.frontend.guards import warning_filters
 from staticrt.frontend.guards.class_questions import asks_for_class
 from staticrt.frontend.guards.effects import (
     ANSWERED,
@@ -246,7 +247,7 @@ class Watcher:
 
     def _calls(self, frame: types.FrameType, function: Any) -> None:
         if is_torch_file(frame.f_code.co_filename):
-            self._note(effect_of(function) or "", user_frame(frame) or frame)
+            self._of_torch(frame, effect_of(function) or "")
         caller = _model_frame(frame)
         if caller is None:
             return
@@ -265,6 +266,16 @@ class Watcher:
             return
         self.even_in_parts |= missed_by_dynamo(function)
         self._note(what, caller, often_once="_warnings." in what)
+
+    def _of_torch(self, frame: types.FrameType, what: str) -> None:
+        """Torch's own code is about to print or to warn."""
+        if "_warnings." in what:
+            self._snapshot.add_answer(warning_filters.filters)
+            if not warning_filters.warns_each_time():
+                return
+            what = "makes torch warn, which filters show each time"
+            self.even_in_parts = True
+        self._note(what, user_frame(frame) or frame)
 
     def _returned(self, function: Any) -> None:
         # Only the functions that set it are reported here, of which `torch.autocast` calls this one last.

@@ -28,11 +28,11 @@ from staticrt.frontend.guards.caches import entries_of, table_of, take_out
 from staticrt.frontend.guards.state_values import dict_of, members_of
 from staticrt.frontend.guards.tensor_memory import PLAIN, gradient_of
 from staticrt.frontend.reasons import is_interrupt, note_line
-from staticrt.frontend.tracing.trace_tensor import TraceTensor
+from staticrt.frontend.tracing.trace_tensor import TraceParameter, TraceTensor
 from staticrt.shapes.fake_results import cached_values
 from staticrt.shapes.size_env import NeedsShapeEnv
 
-_FAKE = frozenset({FakeTensor, TraceTensor, torch.SymInt, torch.SymFloat, torch.SymBool})
+_FAKE = frozenset({FakeTensor, TraceTensor, TraceParameter, torch.SymInt, torch.SymFloat, torch.SymBool})
 _IN_CACHE = "keeps tensors in the cache of"
 
 

@@ -123,6 +123,7 @@ class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         without_dynamo(FakeTensorMode.__init__)(self, shape_env=shape_env, allow_non_fake_inputs=True)
         self.cache_enabled = False
         self._around: list[Any] = []  # per `with`, the fake mode that it replaces
+        self.raised = ""  # what raised last: an operator, or an index
         self.unseen_reads: list[
             tuple[str, str, bool]
         ] = []  # what model code asks of a fake that only tensors know, where, whether Dynamo must not split it

@@ -109,8 +109,8 @@ def run_on_fakes(
         raise CannotTrace(
             "the model may check the type of a number that data decides", watcher.asks_for_class
         )
-    if tracer.raised and snapshot.catches:  # fake tensors raise errors of other texts
-        raise CannotTrace(f"the model catches an error of {tracer.raised}", "", even_in_parts=True)
+    if tracer.fake_mode.raised and snapshot.catches:  # fake tensors raise errors of other texts
+        raise CannotTrace(f"the model catches an error of {tracer.fake_mode.raised}", "", even_in_parts=True)
     if changed:
         raise ModelChanges(changed, even_in_parts=changes_misread or watcher.even_in_parts)
     if (path := snapshot.weak_read()) is not None:

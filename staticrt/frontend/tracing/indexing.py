@@ -16,11 +16,25 @@ aten = torch.ops.aten
 
 def getitem(self: torch.Tensor, index: Any) -> Any:
     """`self[index]`."""
-    env = getattr(self.fake_mode, "sizes", None)  # type: ignore[attr-defined]
+    mode = self.fake_mode  # type: ignore[attr-defined]
+    env = getattr(mode, "sizes", None)
     parts = index if type(index) is tuple else (index,)
     if env is not None and _is_plain(self, parts, env):
         return _view(self, parts, env)
-    return torch.Tensor.__getitem__(self, index)
+    try:
+        return torch.Tensor.__getitem__(self, index)
+    except Exception:
+        mode.raised = "an index"
+        raise
+
+
+def setitem(self: torch.Tensor, index: Any, value: Any) -> None:
+    """`self[index] = value`."""
+    try:
+        torch.Tensor.__setitem__(self, index, value)
+    except Exception:
+        self.fake_mode.raised = "an index"  # type: ignore[attr-defined]
+        raise
 
 
 def _is_plain(x: torch.Tensor, parts: tuple[Any, ...], env: Any) -> bool:

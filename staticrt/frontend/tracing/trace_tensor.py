@@ -38,6 +38,7 @@ class TraceTensor(FakeTensor):
     """A fake tensor as model code sees it: a `torch.Tensor` or `torch.nn.Parameter`."""
 
     __getitem__ = indexing.getitem  # type: ignore[assignment]
+    __setitem__ = indexing.setitem  # type: ignore[assignment]
     grad = _noted("grad")  # type: ignore[assignment]
     grad_fn = _noted("grad_fn")  # type: ignore[assignment]
     is_leaf = _noted("is_leaf")  # type: ignore[assignment]
@@ -56,8 +57,17 @@ class TraceTensor(FakeTensor):
         return torch.nn.Parameter if getattr(self, "_is_param", False) else torch.Tensor
 
 
+class TraceParameter(TraceTensor):
+    """A `TraceTensor` that stands for a parameter."""
+
+
+# Errors that Python and torch's argument parser raise name the class: "'Tensor' object is not callable".
+TraceTensor.__name__ = torch.Tensor.__name__
+TraceParameter.__name__ = torch.nn.Parameter.__name__
+
+
 def show_as_plain(tensor: torch.Tensor) -> None:
     """Make a `TraceTensor` of a fake tensor, in place."""
     if type(tensor) is FakeTensor:
         plain: Any = tensor
-        plain.__class__ = TraceTensor
+        plain.__class__ = TraceParameter if getattr(tensor, "_is_param", False) else TraceTensor

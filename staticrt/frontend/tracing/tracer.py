@@ -102,7 +102,6 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.writes = False  # an operator that writes was recorded
         self.maybe_views: list[maybe_views.MaybeView] = []
         self.random = False
-        self.raised = ""  # the last operator that raised
         self.decided = 0  # checks of what data decided
         self.grad_enabled = torch.is_grad_enabled()
         self.source_node: fx.Node | None = None  # when re-tracing a graph: whose line and marks to keep
@@ -175,7 +174,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 detached = self._detached(args[0]) if is_saved else None
                 return self._dispatch(func, args, kwargs or {}) if detached is None else detached
         except Exception:
-            self.raised = str(func)
+            self.fake_mode.raised = str(func)
             raise
         finally:
             if watched:
