@@ -42,7 +42,8 @@ class PathOutput:
         """Whether anything but the tree holds the output."""
         tensor = self.cached
         if tensor is None:
-            return not self.moved and self.ref.use_count() > 0
+            # Whoever resizes the storage gives it memory of its own, and the block back to the pool.
+            return not self.moved and self.ref.use_count() > 0 and self.ref.data_ptr() == self.ptr
         return (
             sys.getrefcount(tensor) > _CACHED_TENSOR
             or _owners(tensor) > 1

@@ -47,6 +47,18 @@ def test_an_output_is_the_callers_to_change(real, do):
     del other, others
 
 
+def test_an_output_grows_within_a_step(make_tree, copying):
+    tree = make_tree(copying, Policy())
+    f, g = tree.wrap(lambda x: (x * 2, x + 1)), tree.wrap(lambda y: y - 1)
+    for number in range(CALLS):
+        with tree.step():
+            grown, other = f(torch.full((4,), float(number)))
+            grown.resize_(1000).fill_(9)
+            assert torch.equal(g(other), torch.full((4,), float(number)))
+            assert torch.equal(g(grown), torch.full((1000,), 8.0))
+        assert torch.equal(grown, torch.full((1000,), 9.0))
+
+
 def test_only_the_storage_object_survives(real):
     f = real.wrap(lambda x: x * 2)
     for number in range(CALLS):
