@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "program/process_state.h"
+#include "runtime/call/decisions.h"
 #include "runtime/call/written_memory.h"
 
 namespace staticrt {
@@ -16,10 +17,6 @@ std::string sizes_text(const at::Tensor& tensor) {
   for (int64_t d = 0; d < tensor.dim(); ++d) text += (d ? ", " : "") + std::to_string(tensor.size(d));
   return text + "]";
 }
-
-// Begins the message of a program that stops because data takes another branch: OTHERWISE in
-// staticrt/frontend/reasons.py.
-constexpr std::string_view kOtherwise = "staticrt: data decided otherwise";
 
 uint64_t empty_dims_of(const at::Tensor& tensor) {
   uint64_t dims = 0;
@@ -255,7 +252,7 @@ std::optional<std::vector<c10::IValue>> SavedTrace::run(std::span<const Leaf> le
   try {
     executable_->call(inputs, outputs);
   } catch (const c10::Error& error) {
-    if (!spec_.decided || !std::string_view(error.what_without_backtrace()).starts_with(kOtherwise)) throw;
+    if (!spec_.decided || !decided_otherwise(error)) throw;
     for (const auto& [device, state] : generators) put_back_generator(device, state);
     return std::nullopt;
   }

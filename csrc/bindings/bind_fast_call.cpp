@@ -21,6 +21,7 @@
 #include "common/error.h"
 #include "kernels/scalar/number.h"
 #include "runtime/autograd/backward_node.h"
+#include "runtime/call/decisions.h"
 #include "runtime/call/executable.h"
 #include "runtime/call/written_memory.h"
 
@@ -50,6 +51,7 @@ struct Entry {
   std::shared_ptr<Region> region;
   std::vector<uint8_t> requires_grad;  // of each input after the model's tensors: a model may ask for it
 
+  bool writes_any() const { return !written_inputs.empty() || !writes.empty(); }
   void visit(Referents& referents) const {
     for (const py::object& name : keyword_names) referents(name);
     for (const ArgumentTree& argument : arguments) argument.visit(referents);
@@ -257,6 +259,17 @@ class FastCall {
     }
   }
 
+  // Eager writes up to an error, so such a call is made again, slowly.
+  static bool is_left_to_slow(const Entry& entry) {
+    return entry.writes_any() && entry.executable->failed_before_effects();
+  }
+
+  // Whether a result has other strides than in the trace, so that it cannot be viewed in the same way.
+  static bool lacks_view(const c10::Error& error) {
+    return std::string_view(error.what_without_backtrace()).find("view size is not compatible") !=
+           std::string_view::npos;
+  }
+
   bool run(Entry& entry, const CallMatch& found, PyObject** result) {
     const std::vector<InputView>& inputs = found.inputs;
     if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
@@ -269,11 +282,13 @@ class FastCall {
     } catch (const NumberError&) {
       if (entry.executable->failed_before_effects()) return false;  // eager may answer
       throw;
+    } catch (const c10::Error& error) {
+      if (decided_otherwise(error)) return false;  // another entry may serve the call, or a new trace
+      if (!is_left_to_slow(entry) && (entry.writes_any() || !lacks_view(error))) throw;
+      return false;
     } catch (...) {
-      // Eager writes up to the error, so the call is made again, slowly.
-      const bool writes = !entry.written_inputs.empty() || !entry.writes.empty();
-      if (writes && entry.executable->failed_before_effects()) return false;
-      throw;
+      if (!is_left_to_slow(entry)) throw;
+      return false;
     }
     ++fast_calls_;
     *result = finish(entry, found, outputs);

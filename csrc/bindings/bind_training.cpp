@@ -2,12 +2,18 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
 
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
 #include "runtime/autograd/backward_node.h"
+#include "runtime/call/written_memory.h"
 
 namespace py = pybind11;
 
@@ -92,6 +98,35 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py
   return result;
 }
 
+// ("item", number of a list, index), or (name, overload, [(given, argument)]). `given` is the number of the
+// value that is the argument, or a list of pairs, a place in the argument and the number of a value; else
+// None.
+ViewStep view_step_of(const py::tuple& facts) {
+  ViewStep step;
+  if (facts[0].cast<std::string>() == "item") {
+    step.given.push_back({0, std::nullopt, facts[1].cast<uint32_t>()});
+    step.item = facts[2].cast<uint32_t>();
+    return step;
+  }
+  step.op = c10::Dispatcher::singleton().findSchemaOrThrow(facts[0].cast<std::string>().c_str(),
+                                                           facts[1].cast<std::string>().c_str());
+  const std::vector<c10::Argument>& schema = step.op->schema().arguments();
+  const auto arguments = facts[2].cast<py::list>();
+  for (uint32_t i = 0; i < arguments.size(); ++i) {
+    const auto [given, value] = arguments[i].cast<std::pair<py::object, py::object>>();
+    if (py::isinstance<py::list>(given)) {
+      for (const auto& [place, number] : given.cast<std::vector<std::pair<uint32_t, uint32_t>>>())
+        step.given.push_back({i, place, number});
+    } else if (!given.is_none()) {
+      step.given.push_back({i, std::nullopt, given.cast<uint32_t>()});
+      step.arguments.emplace_back();
+      continue;
+    }
+    step.arguments.push_back(torch::jit::toIValue(value, schema[i].type()));
+  }
+  return step;
+}
+
 SegmentPlan segment_of(const py::dict& facts) {
   SegmentPlan plan;
   for (const auto& [from, index, views_input, views_output] :
@@ -121,6 +156,9 @@ RegionPlan plan_of(const py::dict& facts) {
   plan.num_inputs = facts["num_inputs"].cast<uint32_t>();
   for (const auto& [index, differentiable] : facts["outputs"].cast<std::vector<std::pair<uint32_t, bool>>>())
     plan.outputs.push_back({index, differentiable});
+  const auto [steps, views] = facts["views"].cast<std::pair<py::list, std::vector<uint32_t>>>();
+  for (const py::handle& step : steps) plan.views.steps.push_back(view_step_of(step.cast<py::tuple>()));
+  plan.views.results = views;
   for (const py::handle& segment : facts["segments"])
     plan.segments.push_back(segment_of(segment.cast<py::dict>()));
   plan.gradient_outputs = facts["gradient_outputs"].cast<std::vector<uint32_t>>();
@@ -160,6 +198,54 @@ std::vector<bool> wanted_gradients() {
   return wanted;
 }
 
+// Where the storage of a tensor lies; what has no bytes of its own gets an address of its own.
+std::pair<uintptr_t, uintptr_t> storage_place(const at::Tensor& tensor) {
+  const auto alone = [](const void* object) {
+    const auto address = reinterpret_cast<uintptr_t>(object);
+    return std::pair{address, address + 1};
+  };
+  if (!tensor.has_storage()) return alone(tensor.unsafeGetTensorImpl());
+  const c10::Storage& storage = tensor.storage();
+  if (storage.device().is_meta()) return alone(storage.unsafeGetStorageImpl());
+  const auto begin = reinterpret_cast<uintptr_t>(storage.data());
+  return {begin, begin + storage.nbytes()};
+}
+
+// Whether an input's elements share memory, or a written input's storage and another's do. Dynamo guards only
+// inputs that are one tensor.
+bool overlapping(const py::tuple& inputs, const std::set<size_t>& written) {
+  std::vector<std::tuple<uintptr_t, uintptr_t, bool>> places;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!THPVariable_Check(inputs[i].ptr())) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(inputs[i].ptr());
+    if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) continue;  // it has no bytes
+    const bool strided = tensor.layout() == at::kStrided && !tensor.is_nested();
+    if (strided && !has_elements_apart(tensor)) return true;
+    const auto [begin, end] = storage_place(tensor);
+    if (tensor.numel() != 0) places.emplace_back(begin, end, written.contains(i));
+  }
+  if (written.empty()) return false;
+  std::ranges::sort(places);
+  uintptr_t reach = 0;
+  uintptr_t written_reach = 0;
+  for (const auto& [begin, end, is_written] : places) {
+    if (begin < written_reach || (is_written && begin < reach)) return true;
+    reach = std::max(reach, end);
+    if (is_written) written_reach = std::max(written_reach, end);
+  }
+  return false;
+}
+
+// As shared_memory(), of values among which tensors count.
+bool shares_memory(const std::vector<uint32_t>& written, const py::list& values) {
+  std::vector<InputView> inputs;
+  for (const py::handle& value : values) {
+    const bool is_tensor = THPVariable_Check(value.ptr());
+    inputs.push_back({is_tensor ? &THPVariable_Unpack(value.ptr()) : nullptr, {}});
+  }
+  return shared_memory(written, inputs).has_value();
+}
+
 // What `.grad` of leaves was. No Python object is made of a gradient: those would come and go while a
 // backward of another thread adds to it without the GIL, which torch does not survive.
 class HeldGradients {
@@ -194,6 +280,8 @@ void bind_training(py::module_& m) {
   py::class_<HeldGradients>(m, "HeldGradients")
       .def(py::init<std::vector<at::Tensor>>(), py::arg("leaves"))
       .def("restore", &HeldGradients::restore);
+  m.def("overlapping", &overlapping);
+  m.def("shares_memory", &shares_memory);
   m.def("wanted_gradients", &wanted_gradients);
 }
 

@@ -180,11 +180,11 @@ class Executor:
             if not progress.reason:
                 raise
             return Outcome.LEFT_TO_EAGER
-        if traced.decided:
-            if progress.tried and not progress.fresh:
-                with self.lock:
-                    progress.state.move_to_front(trace)
-        elif isinstance(executable, StaticExecutable) and not traced.catches:
+        if progress.tried and not progress.fresh:
+            with self.lock:
+                progress.state.move_to_front(trace)
+        takes_bytes = traced.decided and self.options.donate  # after the run, in Python
+        if isinstance(executable, StaticExecutable) and not traced.catches and not takes_bytes:
             self.fast.learn(
                 trace.call_spec,
                 executable.native,

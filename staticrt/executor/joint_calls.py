@@ -143,8 +143,8 @@ class JointCalls:
         if tried and not is_new:
             with self._lock:
                 state.move_to_front(trace)
-        # Views are made in Python, and errors are seen there.
-        if executable.views is not None or traced.decided or traced.catches:
+        # What Python makes of the results, and errors that the model may catch, C++ does not see.
+        if executable.views is not None or traced.catches:
             return (traced.out_spec.build(outputs, call.containers),)
         self._fast.learn(
             trace.call_spec,
@@ -275,6 +275,7 @@ class JointCalls:
         with self._lock:
             state.traces = tuple(kept for kept in state.traces if kept is not trace)
             self.traces = tuple(kept for kept in self.traces if kept is not trace)
+            self._fast.forget()
 
     def _forgotten(self, state: CallState) -> None:
         """Drop the traces of a key whose objects are gone, because they serve no further call and would hold tensors."""

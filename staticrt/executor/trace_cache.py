@@ -140,6 +140,7 @@ class TraceCache:
             if len(progress.tried) >= tuning.MAX_BRANCHES:
                 dropped = progress.state.drop_decided()
                 self.kept = [kept for kept in self.kept if kept not in dropped]
+                self._changed()
                 return self._failed(
                     progress,
                     CannotTrace(f"data decides branches in more than {tuning.MAX_BRANCHES} ways", ""),

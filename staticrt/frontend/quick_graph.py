@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 # Without `Node.__setattr__`, which enters the node anew into the graph's table of operators.
 _set_args: Any = fx.Node.args.fset  # type: ignore[attr-defined]
@@ -50,3 +51,11 @@ class QuickGraph(fx.Graph):
         made = self.create_node(node.op, node.target, args, kwargs, node.name, node.type)
         made.meta.update(node.meta)
         return made
+
+
+def copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with copied nodes and the same attributes; its Python code is generated when it first runs."""
+    graph = QuickGraph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    graph.output_node().meta.update(gm.graph.output_node().meta)
+    return _LazyGraphModule(gm, graph)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from staticrt.errors import NumberError, StaticRuntimeError
 from staticrt.frontend.graph import InputSpec, TracedGraph
 from staticrt.frontend.guards.remade_tensors import RemadeTensors
 from staticrt.frontend.guards.state_guard import StateGuard
+from staticrt.native import _C
 from staticrt.runtime.call_key import CallKey
 from staticrt.runtime.call_spec import CallSpec
 
@@ -192,34 +193,6 @@ def share_memory(traced: TracedGraph, leaves: Sequence[Any]) -> bool:
 
     Compares addresses, since two storages may refer to the same memory (arrays of NumPy, DLPack).
     """
-    places = []
-    for spec, value in _inputs(traced, leaves):
-        if isinstance(value, torch.Tensor) and value.numel():
-            if spec.mutated and not has_elements_apart(value):
-                return True
-            begin = value.data_ptr()
-            last = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
-            places.append((begin, begin + (last + 1) * value.element_size(), spec.mutated))
-    return is_written_overlapping(places)
-
-
-def is_written_overlapping(places: Iterable[tuple[int, int, bool]]) -> bool:
-    """Whether a range of bytes overlaps another, and one of both is written. Each is its begin, its end, whether it is written."""
-    reach = written_reach = 0
-    for begin, end, written in sorted(places):
-        if begin < written_reach or (written and begin < reach):
-            return True
-        reach = max(reach, end)
-        written_reach = max(written_reach, end) if written else written_reach
-    return False
-
-
-def has_elements_apart(value: torch.Tensor) -> bool:
-    """Whether each stride steps over all that smaller strides reach; if not, two indices may be one element."""
-    reach = 0
-    for step, size in sorted(zip(value.stride(), value.shape, strict=True)):
-        if size > 1:
-            if step <= reach:
-                return False
-            reach += (size - 1) * step
-    return True
+    inputs = list(_inputs(traced, leaves))
+    written = [i for i, (spec, _value) in enumerate(inputs) if spec.mutated]
+    return _C.shares_memory(written, [value for _spec, value in inputs])

@@ -20,8 +20,8 @@ from staticrt.errors import LoweringError, NumberError, OptionError, TraceError
 from staticrt.frontend.dynamo.resets import release_at_reset
 from staticrt.frontend.reasons import raise_interrupt
 from staticrt.frontend.thread_state import keeping_thread_state
+from staticrt.native import _C
 from staticrt.options import Options
-from staticrt.runtime.cached_trace import has_elements_apart
 from staticrt.runtime.explain.explanation import EagerReport, TraceReport
 from staticrt.training.double_backward import Replay
 from staticrt.training.graph_split import (
@@ -33,7 +33,7 @@ from staticrt.training.graph_split import (
     split,
     writes,
 )
-from staticrt.training.overlaps import draws_by_memory, overlapping_writes, shares_written, views_of_several
+from staticrt.training.overlaps import draws_by_memory, held_memory, overlapping_writes, views_of_several
 from staticrt.training.plans import CompiledGraph
 from staticrt.training.region_compiler import RegionCompiler, Unfaithful, first_line
 from staticrt.training.statistics import unread_inputs
@@ -95,6 +95,7 @@ class Region:
         self._subregions: list[Region] = []
         self._failed = ""
         self._subclassed: list[int] | None = None
+        self._has_wrappers = False
         self._replaced = ""  # why it runs eagerly for now
         eager: dict[str, str] = {}
         if not is_subregion:
@@ -174,6 +175,7 @@ class Region:
         self._replaced = ""
         if self._subclassed is None:  # Dynamo guards types, so those of the first call hold for all
             self._subclassed = [i for i, value in enumerate(inputs) if _is_plain_subclass(value)]
+            self._has_wrappers = any(map(is_traceable_wrapper_subclass, inputs))
         if self._subclassed:  # Dynamo traced their methods; AOTAutograd refuses the class
             flat = list(inputs)
             for i in self._subclassed:
@@ -189,10 +191,11 @@ class Region:
             run, compiler.first = compiler.first, None
             self.calls -= 1  # this call only traces
             return run(*inputs)
-        if self._writes and any(map(_overlaps_itself, inputs)):
-            return self._eager(*inputs)  # AOTAutograd would write a copy back, element by element
-        if compiler.written and shares_written(inputs, compiler.written):
-            return self._eager(*inputs)
+        if self._writes or compiler.written:
+            memory = (inputs, compiler.written)
+            # Of what overlaps itself, AOTAutograd would write a copy back, element by element.
+            if _C.overlapping(*held_memory(*memory) if self._has_wrappers else memory):
+                return self._eager(*inputs)
         try:
             if not compiler.remembers:
                 return self._run(*inputs)
@@ -261,11 +264,6 @@ class Region:
             "subregions": [subregion.name for subregion in self._subregions],
             "graphs": [graph.debug_state() for graph in self.graphs],
         }
-
-
-def _overlaps_itself(value: Any) -> bool:
-    strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-    return strided and not has_elements_apart(value)
 
 
 def _is_plain_subclass(value: Any) -> bool:

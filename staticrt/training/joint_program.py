@@ -39,6 +39,7 @@ from staticrt.training.partition import leave_out_running_statistics, read_by_ba
 from staticrt.training.plans import CompiledGraph, Plan
 from staticrt.training.recompute import recompute_cheap_values
 from staticrt.training.segments import Buckets
+from staticrt.training.view_plan import NO_VIEWS, ViewPlan, view_plan
 
 aten = torch.ops.aten
 # Batch norm -> positions of its running mean and variance, and of the flag that says that it only updates them.
@@ -57,7 +58,7 @@ class JointExecutable:
         backward: the segments of the backward with their plans.
         layout: per flat output, ("tensor", position among the region's results and then the views) or
             ("constant", object).
-        views: makes the results that are views, from inputs and other results; None if there are none.
+        views: makes the results that are views, from inputs and other results; None if the region makes them.
     """
 
     def __init__(
@@ -111,7 +112,8 @@ def build_joint(
     RemoveNoOps(inference=False)(traced.module)
     joint = _Joint(traced, backward)
     forward, gradients = joint.split()
-    pair = Pair(forward, gradients, len(joint.results), backward.saving)
+    made_by_region, views = joint.views()
+    pair = Pair(forward, gradients, len(joint.results), backward.saving, made_by_region)
     alone = joint.forward_only()
     replay = Replay(_Rerun(alone).call, name, joint.unread())
     replay.attach_to_results(joint.written, len(joint.results), traced.random)
@@ -132,7 +134,7 @@ def build_joint(
     assert plan.native is not None
     kept = traced.inputs[: len(joint.inputs)]  # incoming gradients come last
     trace = dataclasses.replace(traced, module=alone, inputs=kept, route="training")
-    return trace, JointExecutable(region, plan.native, compiled, joint.layout, joint.views())
+    return trace, JointExecutable(region, plan.native, compiled, joint.layout, views)
 
 
 class _Joint:
@@ -204,14 +206,12 @@ class _Joint:
         if not {aliases.storage(node) for node in self.inputs}.isdisjoint(storages):
             raise CannotTrace("a result is an input, or a view of one")
 
-    def views(self) -> Callable[..., tuple[Any, ...]] | None:
-        """A function that makes the results that are views, from all inputs and results; None if there are none.
+    def views(self) -> tuple[ViewPlan, Callable[..., tuple[Any, ...]] | None]:
+        """How the region makes the results that are views; or, if it cannot, a function of all inputs and results.
 
         Raises:
             CannotTrace: such a result is not a view by operators of the graph.
         """
-        if not self._aliases:
-            return None
         graph = QuickGraph()
         env: dict[fx.Node, fx.Node] = {}
         for number, node in enumerate((*self.inputs, *self.results)):
@@ -227,10 +227,10 @@ class _Joint:
             return env[node]
 
         graph.output(tuple([made(node) for node in self._aliases]))
-        module = fx.GraphModule({}, graph)
         if any(node.meta.get(NO_GRAD) for node in graph.nodes):
-            return _Rerun(module).call
-        return module.forward  # autocast casts no view
+            return NO_VIEWS, _Rerun(fx.GraphModule({}, graph)).call
+        plan = view_plan(graph)
+        return (plan, None) if plan is not None else (NO_VIEWS, fx.GraphModule({}, graph).forward)
 
     def _nodes_of_backward(self) -> set[fx.Node]:
         """The nodes recorded in the backward, without numbers computed from sizes."""

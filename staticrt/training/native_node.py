@@ -17,17 +17,18 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.frontend.quick_graph import copied
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.aliasing import AliasInfo
 from staticrt.passes.rewrite import fake_mode_of, insert_call
 from staticrt.training.cast_backward import CastBackward
-from staticrt.training.copied import copied
 from staticrt.training.double_backward import RegionCall, Replay
 from staticrt.training.eager_nodes import EagerNodes
 from staticrt.training.plans import CompiledGraph, Plan
 from staticrt.training.segments import Buckets, Segment, cut, whole
 from staticrt.training.undefined import without_gradients
+from staticrt.training.view_plan import NO_VIEWS, ViewPlan
 
 aten = torch.ops.aten
 # See `_Segment.make_plan`.
@@ -78,6 +79,7 @@ class Pair:
         forward, backward: they must not be changed afterwards.
         num_outputs: results of the region, the first outputs of the forward.
         saving: the autograd nodes that save tensors, as of `EagerNodes`.
+        views: further results of the region, which view inputs or others.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class Pair:
         backward: fx.GraphModule,
         num_outputs: int,
         saving: frozenset[int] | None = None,
+        views: ViewPlan = NO_VIEWS,
     ) -> None:
         self.forward = forward
         self.backward = backward
         self.num_outputs = num_outputs
         self.saving = saving
+        self.views = views
 
 
 def make_native_node(
@@ -133,6 +137,7 @@ def make_native_node(
         "forward": forward.native,
         "num_inputs": num_inputs,
         "outputs": region.outputs(forward),
+        "views": pair.views,
         "segments": [segment.facts() for segment in segments],
         "gradient_outputs": region.gradient_outputs,
         "gradient_orders": [_order(node) for node in region.tangents],

@@ -15,7 +15,6 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from staticrt import torch_private
-from staticrt.runtime.cached_trace import is_written_overlapping
 from staticrt.training.graph_split import draws, memory_of_value, writes
 
 
@@ -123,38 +122,16 @@ def memory_of(node: fx.Node) -> int | None:
     return memory_of_value(node.meta.get("example_value"))
 
 
-def shares_written(inputs: Sequence[Any], written: frozenset[int]) -> bool:
-    """Whether an input that a region writes shares memory with another; Dynamo guards only inputs that are one tensor.
-
-    Args:
-        inputs: of one call.
-        written: indices of those that it writes.
-    """
-    return is_written_overlapping(
-        [
-            (*_place(held), i in written)
-            for i, value in enumerate(inputs)
-            if isinstance(value, torch.Tensor)
-            for held in _held(value)
-            if held.numel()
-        ]
+def held_memory(inputs: Sequence[Any], written: frozenset[int]) -> tuple[tuple[Any, ...], frozenset[int]]:
+    """Inputs, and indices of those that are written, with what wrappers (DTensors) hold in their place, whose memory is their own."""
+    held = [(part, i in written) for i, value in enumerate(inputs) for part in _held(value)]
+    return tuple(part for part, _ in held), frozenset(
+        i for i, (_, is_written) in enumerate(held) if is_written
     )
 
 
-def _held(value: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a wrapper (a DTensor) holds, whose memory is its own; of other tensors the tensor."""
+def _held(value: Any) -> list[Any]:
     if not is_traceable_wrapper_subclass(value):
         return [value]
     names, _context = value.__tensor_flatten__()  # type: ignore[attr-defined]
-    parts = [getattr(value, name) for name in names]
-    return [held for part in parts if isinstance(part, torch.Tensor) for held in _held(part)]
-
-
-def _place(value: torch.Tensor) -> tuple[int, int]:
-    """Where the memory of a tensor begins and ends."""
-    if value.layout != torch.strided:
-        return id(value), id(value) + 1
-    storage = value.untyped_storage()
-    if storage.device.type == "meta":
-        return storage._cdata, storage._cdata + 1
-    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return [held for name in names for held in _held(getattr(value, name))]

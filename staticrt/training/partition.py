@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.frontend.quick_graph import copied
 from staticrt.ops import draws, facts_of_call
 from staticrt.training.budget import Cut, cut_within, delayed
-from staticrt.training.copied import copied
 from staticrt.training.recompute import recompute_cheap_values
 
 aten = torch.ops.aten

@@ -18,13 +18,13 @@ from torch import fx
 from staticrt import locks
 from staticrt.errors import LoweringError
 from staticrt.frontend.guards.process_state import without_autocast
+from staticrt.frontend.quick_graph import copied
 from staticrt.frontend.reasons import raise_interrupt
 from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.passes.pipeline import run_pipeline
 from staticrt.runtime.executable import LoweredGraph
 from staticrt.torch_private import hidden_from_dynamo, without_analysis
-from staticrt.training.copied import copied
 from staticrt.training.layouts import settle_layouts
 from staticrt.training.opaque import Opaque
 from staticrt.training.saved import SavedAlias, saved_aliases

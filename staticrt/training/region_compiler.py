@@ -16,12 +16,12 @@ from torch import fx
 from staticrt import torch_private
 from staticrt.errors import LoweringError, OptionError
 from staticrt.frontend.guards.operators import definitions_of, kernels_of
+from staticrt.frontend.quick_graph import copied
 from staticrt.frontend.reasons import raise_interrupt
 from staticrt.native import _C
 from staticrt.ops import draws
 from staticrt.options import Options
 from staticrt.training.cast_backward import CastBackward
-from staticrt.training.copied import copied
 from staticrt.training.decomposed.decompositions import recurrent_networks
 from staticrt.training.double_backward import Replay
 from staticrt.training.grad_modes import inference_result, view_without_history

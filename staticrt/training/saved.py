@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from staticrt import torch_private
+from staticrt.frontend.quick_graph import copied
 from staticrt.graphs.storage import like_bits
 from staticrt.ops import facts_of_call
-from staticrt.training.copied import copied
 from staticrt.training.undefined import without_gradients
 
 

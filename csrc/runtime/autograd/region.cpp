@@ -108,6 +108,8 @@ bool Region::run_forward(const std::vector<c10::IValue>& inputs, bool only_prepa
 bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vector<c10::IValue>& outputs) {
   SRT_CHECK(inputs.size() == plan_.num_inputs, plan_.name, ": expected ", plan_.num_inputs, " inputs, got ",
             inputs.size());
+  // What results view: the region may detach its inputs.
+  const std::vector<c10::IValue> given = plan_.views.results.empty() ? std::vector<c10::IValue>() : inputs;
   bool differentiate = false;
   if (at::GradMode::is_enabled()) {
     for (const c10::IValue& input : inputs)
@@ -131,7 +133,10 @@ bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vec
   outputs.clear();
   outputs.reserve(plan_.outputs.size());
   for (const RegionOutput& output : plan_.outputs) outputs.push_back(results[output.index]);
-  if (!differentiate) return true;
+  if (!differentiate) {
+    append_views(plan_.views, given, outputs);
+    return true;
+  }
 
   // From the last to the first: a node counts how far it is from the leaves when it gets its edges.
   const std::vector<SegmentPlan>& segments = plan_.segments;
@@ -162,6 +167,7 @@ bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vec
   }
   const auto call = StaticGraphBackward::call_of(plan_, before, std::move(state));
   for (const auto& each : nodes) each->save(inputs, results, call);
+  append_views(plan_.views, given, outputs);
   return true;
 }
 

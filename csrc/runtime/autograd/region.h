@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/autograd/views.h"
 #include "runtime/call/executable.h"
 
 namespace staticrt {
@@ -65,6 +66,7 @@ struct RegionPlan {
   std::shared_ptr<Executable> forward;
   uint32_t num_inputs = 0;
   std::vector<RegionOutput> outputs;
+  ViewPlan views;                          // further results
   std::vector<SegmentPlan> segments;       // in the order in which they run
   std::vector<uint32_t> gradient_outputs;  // incoming gradient of the first -> output of the region
   // The layout each was differentiated for: its dimensions, the outermost in memory first; empty: contiguous.

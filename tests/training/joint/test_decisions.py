@@ -85,7 +85,20 @@ def test_each_branch_has_a_trace():
     told = equal_eager(Sign(torch.sin, torch.exp), signed(1, 1, -1, 1, -1, -1))
     assert not told.eager
     assert [trace.route for trace in told.traces] == ["training", "training"]
-    assert sorted(trace.calls for trace in told.traces) == [3, 5]  # two calls tried the other one first
+    # Two calls tried the other one first, in C++ and then in Python.
+    assert sorted(trace.calls for trace in told.traces) == [4, 6]
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_known_branches_need_no_python(requires_grad):
+    model = Sign(torch.sin, torch.exp).requires_grad_(requires_grad)
+    compiled = staticrt.compile(copy.deepcopy(model))
+    before = 0
+    for step, (x,) in enumerate(signed(*[1, -1] * 6)):
+        if step == 8:
+            before = compiled.__inspectable__().fast_calls
+        torch.testing.assert_close(compiled(x), model(x))
+    assert compiled.__inspectable__().fast_calls == before + 4
 
 
 def test_branches_keep_their_traces_for_other_sizes():

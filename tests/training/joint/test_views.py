@@ -38,6 +38,7 @@ FUNCTIONS = {
     ),
     "an input": lambda x, _norm: (x, x * 2),
     "views of an input": lambda x, _norm: (x[0], x.t(), x.sum()),
+    "a view of an input that nothing else reads": lambda x, norm: (x[1:], norm.weight * 2),
     "an input given twice": lambda x, _norm: (x, [x, x.cos()]),
     "a parameter": lambda x, norm: (norm.weight, norm.weight[1:], norm(x)),
     "with written buffers": _row_of_norm,
@@ -90,6 +91,23 @@ def test_results_that_are_views(name):
             assert got[4] == want[4]
         assert got[5:] == want[5:]
     assert joint_calls(ways[0][0]) == 5, notes(ways[0][0])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS.keys() - {"without gradients", "by sizes"})
+def test_views_need_no_python(name):
+    norm = nn.BatchNorm1d(4)
+    compiled = joint(lambda x: FUNCTIONS[name](x, norm))
+    x = torch.randn(4, 4, requires_grad=True)
+    for _call in range(4):
+        compiled(x)
+    before = compiled.__inspectable__().fast_calls
+    kept = norm.running_mean.clone(), norm.running_var.clone()
+    outs = _tensors(compiled(x))
+    norm.running_mean, norm.running_var = kept
+    for out, want in zip(outs, _tensors(FUNCTIONS[name](x, norm)), strict=True):
+        torch.testing.assert_close(out, want)
+        assert (out.is_leaf, out._is_view()) == (want.is_leaf, want._is_view())
+    assert compiled.__inspectable__().fast_calls == before + 1
 
 
 @pytest.mark.parametrize("written", [0, 1])
