@@ -3,6 +3,7 @@
 import builtins
 import collections
 import dataclasses
+import enum
 import gc
 import inspect
 import itertools
@@ -411,6 +412,42 @@ def test_derived_classes_see_what_is_stored_in_their_base():
     compiled = staticrt.compile(function)
     with torch.no_grad():
         assert [compiled(torch.ones(1)).item() for _call in range(3)] == [11, 22, 33]
+
+
+def test_constants_in_classes_are_read_in_each_call():
+    class Kind(enum.Enum):
+        ADD = 1
+        SCALE = 2
+
+    class Base:
+        factor = 1
+        shifts = [1]
+        kind = Kind.ADD
+
+    class Derived(Base):
+        @classmethod
+        def scaled(cls, x):
+            return x * cls.factor
+
+    def function(x):
+        print(end="")
+        Base.shifts.append(2)
+        x = Derived.scaled(x) + sum(Base.shifts)
+        return x * 10 if Derived.kind is Kind.SCALE else x
+
+    def results(run):
+        Base.factor, Base.shifts, Base.kind = 1, [1], Kind.ADD
+        found = [run(torch.ones(1)).item()]
+        Base.factor, Base.kind = 7, Kind.SCALE
+        found.append(run(torch.ones(1)).item())
+        Derived.factor = 9
+        found.append(run(torch.ones(1)).item())
+        del Derived.factor
+        return found, Base.shifts
+
+    compiled = staticrt.compile(function)
+    with torch.no_grad():
+        assert results(compiled) == results(function)
 
 
 def test_an_object_that_counts_its_end_ends_in_each_call():

@@ -28,8 +28,8 @@ def guard() -> None:
 
 def _is_plain(output: Any, source: Any) -> bool:
     """Whether a source is a dict of no subclass, of which Dynamo compares more than keys and values."""
-    resolve = getattr(output, "resolve_source_value", None)  # releases differ
     try:
-        return resolve is not None and type(resolve(source)) is dict
+        value = eval(source.name, {"L": output.local_scope, "G": output.global_scope})  # as guards do
+        return type(value) is dict
     except Exception:  # the source has no value yet
         return False
