@@ -54,3 +54,16 @@ def test_a_graph_break_is_reported_and_not_logged(caplog, fresh_dynamo):
         torch.testing.assert_close(compiled(x), function(x))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert any("item()" in report.reason for report in compiled.explain().eager)
+
+
+def test_models_of_one_class_are_each_compiled(fresh_dynamo):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            print(end="")
+            return x * 2
+
+    for _ in range(torch._dynamo.config.recompile_limit + 2):
+        compiled = staticrt.compile(Model())
+        with torch.no_grad():
+            assert compiled(torch.ones(2)).tolist() == [2, 2]
+        assert len(compiled.explain().traces) == 1

@@ -233,6 +233,9 @@ class _Configured:
         config = self._config
         if in_small_buckets():
             config = {**config, "optimize_ddp": False}
+        if "isolate_recompiles" not in _COMPILE:  # graphs of other callables count as well
+            limit = config.get("recompile_limit", dynamo.config.recompile_limit)
+            config = {**config, "recompile_limit": limit + self._kept_by_others(others[0])}
         try:
             with (
                 long_work(self._shown, bool(self._shown)),
@@ -248,6 +251,16 @@ class _Configured:
             self._abandoned.add(code)
             self._breaks.append((str(error) or budget.reason(), where))
             return _left_to_eager()
+
+    def _kept_by_others(self, entry: Any) -> int:
+        """How many graphs of a code object, in Dynamo's list from `entry` on, belong to other compiled callables."""
+        from torch._dynamo.eval_frame import innermost_backend
+
+        ours, count = innermost_backend(self._callback), 0
+        while entry is not None:
+            count += entry.backend is not ours
+            entry = entry.next
+        return count
 
 
 def _left_to_eager() -> Any:
