@@ -15,7 +15,15 @@ from torch import fx
 
 from staticrt.api.options import checked_options
 from staticrt.errors import OptionError
-from staticrt.frontend.dynamo import class_attributes, differences, in_place_views, interrupts, key_order, signs_of_zero
+from staticrt.frontend.dynamo import (
+    changed_weights,
+    class_attributes,
+    differences,
+    in_place_views,
+    interrupts,
+    key_order,
+    signs_of_zero,
+)
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
 
@@ -28,6 +36,7 @@ in_place_views.note_new_sizes()
 signs_of_zero.guard()
 key_order.guard()
 class_attributes.guard()
+changed_weights.guard()
 interrupts.answer_devices()
 
 # Presets of torch.compile. All but "reduce-overhead" tune Inductor's search for kernels, which staticrt does not have.

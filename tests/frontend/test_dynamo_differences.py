@@ -420,9 +420,7 @@ def test_constants_in_classes_are_read_in_each_call():
         SCALE = 2
 
     class Base:
-        factor = 1
-        shifts = [1]
-        kind = Kind.ADD
+        factor, shifts, kind = 1, [1], Kind.ADD
 
     class Derived(Base):
         @classmethod

@@ -17,7 +17,8 @@ def guard() -> None:
     from torch._dynamo.variables import ConstantVariable, UserDefinedClassVariable  # type: ignore[attr-defined]
     from torch._dynamo.variables.base import VariableTracker
 
-    read = UserDefinedClassVariable.var_getattr
+    classes: Any = UserDefinedClassVariable
+    read = classes.var_getattr
     if "is_literal" not in read.__code__.co_names:  # later releases guard what they look up
         return
 
@@ -29,4 +30,4 @@ def guard() -> None:
                 return VariableTracker.build(tx, value, AttrSource(self.source, name))
         return read(self, tx, name)
 
-    UserDefinedClassVariable.var_getattr = read_with_guard
+    classes.var_getattr = read_with_guard

@@ -19,7 +19,15 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import class_attributes, differences, in_place_views, interrupts, key_order, signs_of_zero
+from staticrt.frontend.dynamo import (
+    changed_weights,
+    class_attributes,
+    differences,
+    in_place_views,
+    interrupts,
+    key_order,
+    signs_of_zero,
+)
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
@@ -290,6 +298,7 @@ def _interruptible() -> Iterator[None]:
     signs_of_zero.guard()
     key_order.guard()
     class_attributes.guard()
+    changed_weights.guard()
     with compile_lock:
         yield
 
