@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import staticrt
-from tests.soundness.program_grammar import Program, generate
+from tests.soundness.program_grammar import SCOPE, Program, generate
 from tests.support import fuzz_command
 
 SIZES = ((3, 4), (2, 2), (1, 5), (0, 3), (4, 1), (1, 1), (5, 0), (6, 7))
@@ -79,7 +79,8 @@ def call(
     Args:
         widen: floating arguments are of float64.
         rounding: the seed of `Rounded`.
-        again: the function is called once more with the same arguments; seen are the results of both calls.
+        again: the function is called once more with the same arguments, which the caller has written; seen are the results
+            of both calls.
     """
     args = program.arguments(*size)
     if widen:
@@ -94,10 +95,41 @@ def call(
         ):
             results = list(function(*args))
             if again:
+                _write_between(args, program.gradients)
                 results += function(*args)
     except Exception as raised:
         error = type(raised)
     return seen(program, results, args, error)
+
+
+def _write_between(args: list[Any], gradients: bool) -> None:
+    """What a caller may do to arguments between two calls: write views of them, transpose one in place."""
+    for x in tree_leaves(args):
+        if not isinstance(x, torch.Tensor) or gradients:
+            continue
+        with contextlib.suppress(RuntimeError, IndexError):  # memory that overlaps, a scalar
+            x[:1].add_(1)
+        if x.dim() == 2 and x.shape[0] == x.shape[1]:
+            x.t_()
+
+
+class Module(torch.nn.Module):
+    """A program as a module with buffers: one that it reads as WEIGHT, and one that it writes."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        scope = dict(SCOPE)
+        exec(compile(program.source.replace("):", ", WEIGHT):", 1), "<program>", "exec"), scope)
+        self.function = scope["f"]
+        self.register_buffer("weight", SCOPE["WEIGHT"].clone())
+        self.register_buffer("last", torch.zeros(()), persistent=False)
+
+    def forward(self, *args: Any) -> list[Any]:
+        self.last.zero_().add_(1)
+        before = self.last * 2
+        results = self.function(*args, self.weight)
+        self.last.mul_(self.weight[0, 1])
+        return [*results, before, self.last.clone()]
 
 
 def seen(program: Program, results: list[Any], args: list[Any], error: type | None = None) -> Seen:
@@ -199,6 +231,11 @@ def compiled(program: Program, way: str) -> Callable[..., Any] | None:
     function = program.function()
     if way == "compile":
         return staticrt.compile(function)
+    if way == "nested":
+        inner = staticrt.compile(function)
+        return staticrt.compile(lambda *args: [x * 1 if type(x) is int else x for x in inner(*args)])
+    if way == "module":
+        return staticrt.compile(Module(program))
     if way == "backend":
         torch._dynamo.reset()
         return torch.compile(function, backend="staticrt")
@@ -217,7 +254,7 @@ def failure(
     program: Program, way: str, sizes: Iterator[tuple[int, int]] | tuple[tuple[int, int], ...]
 ) -> str:
     """The first difference over some sizes, each called three times; empty: none."""
-    function = program.function()
+    function = Module(program) if way == "module" else program.function()
     fast = compiled(program, way)
     if fast is None:
         return ""
@@ -299,6 +336,8 @@ def run(seed: int, programs: int, report: Callable[[str], None] = print) -> int:
         ways = ["compile"]
         ways += ["backend"] if number % 20 == 3 else []
         ways += ["archive"] if number % 20 == 5 else []
+        ways += ["nested"] if number % 40 in (7, 11, 17, 31) else []
+        ways += ["module"] if number % 40 in (1, 13, 27, 33) else []
         program, sizes = generate(number, gradients=gradients), sizes_of(number)
         if not program.results:
             continue

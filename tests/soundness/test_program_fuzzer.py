@@ -18,7 +18,7 @@ def test_a_program_gives_eagers_answer(seed):
     assert not program.results or failure(program, "compile", sizes_of(seed)) == "", program.source
 
 
-@pytest.mark.parametrize("way", ["backend", "archive"])
+@pytest.mark.parametrize("way", ["backend", "archive", "nested", "module"])
 def test_a_program_gives_eagers_answer_by_other_ways(way):
     program = generate(5001, statements=12)
     assert failure(program, way, sizes_of(5001)[:2]) == "", program.source
