@@ -189,6 +189,7 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   std::vector<PreparedCall> calls;
   std::vector<std::vector<char>> workspaces;
   std::vector<std::function<void()>> runs;
+  std::function<void()> packing;
   for (const Route route : routes) {
     MatmulShape tried = s;
     if (has_finish(original) && route != Route::kBlas) {
@@ -205,9 +206,8 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
       bases[4] = panels.next();
       run(params.get(), bases, scratch);
     });
-    if (route == Route::kTurned)
-      runs.emplace_back(
-          packing_of(s, calls.back().grids.front(), reinterpret_cast<const float*>(bases[0]), scratch));
+    if (route == Route::kTurned && s.n < original.n)
+      packing = packing_of(s, calls.back().grids.front(), reinterpret_cast<const float*>(bases[0]), scratch);
   }
   const std::vector<double> times = least_ns(runs, original.num_threads, tuning::kMaxRouteNs);
   auto time = times.begin();
@@ -217,8 +217,9 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
     double ns = *time++;
     if (route == Route::kPacked) ns /= packed_gain(original);
     // A is packed once for all columns: a share of that for those measured.
-    if (route == Route::kTurned)
-      ns -= *time++ * (1 - static_cast<double>(s.n) / static_cast<double>(original.n));
+    if (route == Route::kTurned && packing)
+      ns -= least_ns({packing}, original.num_threads, tuning::kMaxRouteNs)[0] *
+            (1 - static_cast<double>(s.n) / static_cast<double>(original.n));
     if (ns < best_ns) {
       best_ns = ns;
       best = route;

@@ -3,11 +3,46 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "common/tuning.h"
 
 namespace staticrt {
+
+// While one lives, its thread keeps the buffers of measurements for the next ones: the kernel takes longer to
+// find and clear their pages than most measurements take. The outermost one frees them.
+class MeasuringMemory {
+ public:
+  MeasuringMemory() { ++depth_; }
+  ~MeasuringMemory() {
+    if (--depth_ == 0) free_ = {};
+  }
+  MeasuringMemory(const MeasuringMemory&) = delete;
+  MeasuringMemory& operator=(const MeasuringMemory&) = delete;
+
+  // Floats of any value but subnormal ones, with which processors compute slowly.
+  static std::vector<float> take(size_t floats) {
+    const auto found = std::find_if(free_.begin(), free_.end(),
+                                    [&](const auto& f) { return is_kept(floats) && f.size() >= floats; });
+    if (found == free_.end()) return std::vector<float>(floats, 0.5F);
+    std::vector<float> taken = std::move(*found);
+    free_.erase(found);
+    return taken;
+  }
+  static void give_back(std::vector<float> floats) {
+    if (depth_ > 0 && is_kept(floats.size())) free_.push_back(std::move(floats));
+  }
+
+ private:
+  // Smaller ones cost little, and the largest would take much memory.
+  static bool is_kept(size_t floats) {
+    return floats >= tuning::kEvictingFloats / 2 && floats <= 2 * tuning::kEvictingFloats;
+  }
+
+  static inline thread_local int depth_ = 0;
+  static inline thread_local std::vector<std::vector<float>> free_;
+};
 
 // Floats of which each run of a measurement takes others: in a model, other layers have evicted weights and
 // outputs from the second-level cache, and kernels that find them there are not the fastest ones elsewhere.
@@ -18,10 +53,13 @@ class EvictedFloats {
   explicit EvictedFloats(int64_t floats, bool is_evicted = true)
       : step_(std::max<int64_t>(1, (floats + kLine - 1) / kLine) * kLine),
         count_(is_evicted ? std::max<int64_t>(1, tuning::kEvictingFloats / step_) : 1),
-        numbers_(static_cast<size_t>(step_ * count_ + kLine), 0.5F) {
+        numbers_(MeasuringMemory::take(static_cast<size_t>(step_ * count_ + kLine))) {
     first_ = numbers_.data() +
              (kLine - reinterpret_cast<uintptr_t>(numbers_.data()) / sizeof(float) % kLine) % kLine;
   }
+  ~EvictedFloats() { MeasuringMemory::give_back(std::move(numbers_)); }
+  EvictedFloats(const EvictedFloats&) = delete;
+  EvictedFloats& operator=(const EvictedFloats&) = delete;
   char* next() { return reinterpret_cast<char*>(first_ + step_ * (run_++ % count_)); }
 
  private:

@@ -5,6 +5,7 @@
 
 #include "common/error.h"
 #include "common/tuning.h"
+#include "kernels/registry/evicted_floats.h"
 
 namespace staticrt {
 
@@ -18,6 +19,7 @@ int64_t extent_bytes(const TensorMeta& meta) {
 }
 
 void Preparation::run() {
+  const MeasuringMemory memory;
   const uint32_t n = program_.num_values();
   slots_.resize(n);
   users_.resize(n);
@@ -168,6 +170,11 @@ void Preparation::classify() {
   const auto n = static_cast<uint32_t>(program_.nodes().size());
   for (ValueId id = 0; id < program_.num_inputs(); ++id) base_of(id);  // entry i is input i
   for (uint32_t index = 0; index < n; ++index) plans_[index].chain_first = plans_[index].chain_last = index;
+  uint32_t waiting = kNoNode;  // for the chain after it, which it may do to its output
+  const auto plan_waiting = [&] {
+    if (waiting != kNoNode && plans_[waiting].chain_last == waiting) plan_single(waiting);
+    waiting = kNoNode;
+  };
   for (uint32_t index = 0; index < n;) {
     const Node& node = node_at(index);
     const BoundNode& bound = bound_.nodes[index];
@@ -179,11 +186,16 @@ void Preparation::classify() {
     } else if (is_skippable(node, bound)) {
       plan.plan = Plan::kSkip;
     } else if (starts_chain(index)) {
-      if (const uint32_t next = prepare_chain_from(index); next > index) {
+      const uint32_t next = prepare_chain_from(index);
+      plan_waiting();
+      if (next > index) {
         index = next;
         continue;
       }
       plan_single(index);
+    } else if (may_be_finished(index)) {
+      plan.plan = Plan::kCall;
+      waiting = index;
     } else {
       plan_single(index);
     }
@@ -191,11 +203,34 @@ void Preparation::classify() {
   }
 }
 
+// Whether a chain follows that the node's kernel may do to its output. The node is planned with it: by itself
+// it may take another kernel, which would be measured for nothing.
+bool Preparation::may_be_finished(uint32_t index) const {
+  const Node& node = node_at(index);
+  if (node.num_outputs != 1 || !is_callable(node) || !all_on_host(node) || !find_prepare(node.op))
+    return false;
+  for (uint32_t next = index + 1; next < program_.nodes().size(); ++next) {
+    const Node& after = node_at(next);
+    if (plans_[next].plan == Plan::kFixed) continue;
+    if (!is_stable(after)) return false;
+    if (is_skippable(after, bound_.nodes[next])) continue;
+    const auto reads = program_.reads(after);
+    return starts_chain(next) && std::any_of(reads.begin(), reads.end(), [&](ValueId id) {
+             return records_[id].is_tensor && records_[id].owner == node.first_output;
+           });
+  }
+  return false;
+}
+
+bool Preparation::is_callable(const Node& node) const {
+  return !node.has_effects && all_plain(node) && makes_tensors(node);
+}
+
 void Preparation::plan_single(uint32_t index) {
   const Node& node = node_at(index);
   const BoundNode& bound = bound_.nodes[index];
   NodePlan& plan = plans_[index];
-  const bool callable = !node.has_effects && all_plain(node) && makes_tensors(node);
+  const bool callable = is_callable(node);
   if (callable && all_on_host(node) && prepare_node(index)) {
     plan.plan = Plan::kCall;
   } else if (callable && (bound.kind == BoundKind::kOut || bound.kind == BoundKind::kBoxedOut)) {

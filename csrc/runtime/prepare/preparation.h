@@ -64,6 +64,8 @@ class Preparation {
   void find_fixed();
   bool is_fixed_node(uint32_t index) const;
   void classify();
+  bool may_be_finished(uint32_t index) const;
+  bool is_callable(const Node& node) const;
   void plan_single(uint32_t index);
   std::optional<PrepareRequest> request_for(uint32_t index);
   bool prepare_node(uint32_t index);
