@@ -26,6 +26,7 @@ void bind_watcher(py::module_& m) {
       .def("stop", &OperatorWatch::stop)
       .def("names", &OperatorWatch::names);
   m.def("function_of", &function_of);
+  m.def("set_globals", &set_globals);
   watcher.attr("IGNORED") = int{kIgnored};
   watcher.attr("JUDGED") = int{kJudged};
   watcher.attr("REPORTED") = int{kReported};

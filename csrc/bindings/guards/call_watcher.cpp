@@ -51,6 +51,18 @@ py::object function_of(const py::handle& frame) {
   return py::none();
 }
 
+bool set_globals(const py::handle& frame, const py::dict& globals) {
+  auto* object = reinterpret_cast<PyFrameObject*>(frame.ptr());
+  PyObject** slot = builtins_slot(object);
+  if (slot == nullptr) return false;
+#if PY_VERSION_HEX < 0x030B0000
+  Py_SETREF(object->f_globals, globals.inc_ref().ptr());
+#else
+  slot[-1] = globals.ptr();
+#endif
+  return true;
+}
+
 CallWatcher::CallWatcher(py::function classify, py::function judge, py::function begins, py::function calls,
                          py::function returned, py::function left, py::dict builtins)
     : classify_(std::move(classify)),

@@ -78,4 +78,8 @@ class CallWatcher {
 // The function that runs in a frame; None where this interpreter does not keep it.
 pybind11::object function_of(const pybind11::handle& frame);
 
+// Gives a frame other globals, which it does not own: they outlive it, or it gets its own back. False: this
+// interpreter keeps them elsewhere.
+bool set_globals(const pybind11::handle& frame, const pybind11::dict& globals);
+
 }  // namespace staticrt::bindings

@@ -36,6 +36,7 @@ from staticrt.frontend.guards.effects import (
     torch_effects,
 )
 from staticrt.frontend.guards.late_effects import global_writes, module_look_ups
+from staticrt.frontend.guards.lock_stand_ins import LockStandIns, global_locks
 from staticrt.frontend.guards.model_builtins import (
     CALL_EACH,
     MODEL_BUILTINS,
@@ -90,6 +91,7 @@ class Watcher:
         self._constants = constants
         self._may_change_gradients = may_change_gradients
         self._reads = Reads(snapshot, weakly(self._note))
+        self._locks = LockStandIns(weakly(self._note_once))
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
         self._handlers: frozenset[int] = frozenset()  # ids of code, of signals: not the model's either
@@ -134,6 +136,7 @@ class Watcher:
         if self._watcher is not None:
             self._watcher.stop()
         self._watcher = None
+        self._locks.stop()
 
     def pause(self) -> bool:
         """Do not watch until `resume`; returns whether it watched."""
@@ -172,7 +175,8 @@ class Watcher:
             if id(code) in self._handlers:
                 return _KINDS.SILENT
             kinds = _KINDS.JUDGED | _KINDS.REPORTED | _KINDS.MODEL
-            is_told = looks_up_modules(frame) or id(code) in self._snapshot.cached_functions
+            is_told = id(code) in self._snapshot.cached_functions
+            is_told |= looks_up_modules(frame) or bool(global_locks(frame))
             return kinds | (_KINDS.LEFT if is_told else 0)
         if id(code) in torch_effects() or id(code) in _TEXT_OF_NUMBER or id(code) in _HASH_OF_NUMBER:
             return _KINDS.REPORTED
@@ -210,6 +214,7 @@ class Watcher:
                 self._enter(frame)
             elif code.co_argcount:
                 self._reads.enter(frame)  # the same method, maybe of another class
+            self._locks.begin(frame)
             return
         effect = torch_effects().get(id(code))
         if effect is not None:
@@ -288,6 +293,7 @@ class Watcher:
 
     def _left(self, frame: types.FrameType, result: Any) -> None:
         code = frame.f_code
+        self._locks.end(frame)
         if id(code) in self._snapshot.cached_functions:
             self._snapshot.add_cached(code, result)
         if looks_up_modules(frame) and frame.f_lasti in (module_look_ups(code) or ()):
@@ -339,6 +345,9 @@ class Watcher:
             self._note("uses a number that data decides as a key", frame)
         self.needs_constants = True
         raise NeedsNumber
+
+    def _note_once(self, what: str, frame: types.FrameType) -> None:
+        self._note(what, frame, often_once=True)
 
     def _note(self, what: str, frame: types.FrameType, often_once: bool = False) -> None:
         self.impure.append((what, _place(frame)))

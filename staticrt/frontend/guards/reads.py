@@ -36,6 +36,7 @@ from staticrt.frontend.guards.effects import (
     library_module,
 )
 from staticrt.frontend.guards.late_effects import module_look_ups, names_modules
+from staticrt.frontend.guards.lock_stand_ins import FIND_GLOBALS, global_locks
 from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_values import cell_content
@@ -46,10 +47,6 @@ from staticrt.torch_private import default_process_group
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _BUILTINS = frozenset(vars(builtins))
-# How code finds globals by computed names.
-_FIND_GLOBALS = frozenset(
-    ("globals", "vars", "locals", "eval", "exec", "__globals__", "__dict__", "f_globals", "__import__")
-)
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 _SERIALIZATION = torch.serialization.__file__
 _PROCESS_GROUPS = os.path.join("distributed", "distributed_c10d.py")
@@ -149,7 +146,7 @@ class Reads:
         self._inner.update(value for value in code.co_consts if isinstance(value, types.CodeType))
         scope = frame.f_globals
         # Not what code names as attributes only: a script's loop gives `x` and `data` new values in each call.
-        wanted = names if names & _FIND_GLOBALS else global_names(code)
+        wanted = names if names & FIND_GLOBALS else global_names(code)
         for name in wanted & scope.keys():
             self._global(scope, name, names, frame if is_model else None)
         self._builtins(scope, names)
@@ -221,7 +218,7 @@ class Reads:
         if is_user_file(filename):
             self._snapshot.add_model_names(names)
             self._builtins(scope, names)
-            wanted = names if names & _FIND_GLOBALS else global_ones
+            wanted = names if names & FIND_GLOBALS else global_ones
             for name in wanted & scope.keys():
                 self._global(scope, name, frozenset(names), None)
             self._snapshot.add_scope(scope, wanted - scope.keys())
@@ -322,7 +319,8 @@ class Reads:
             return
         if hasattr(type(value), "__next__") and not isinstance(value, type):
             self._refuse(f"reads the iterator {name!r}", frame)
-        if is_lock(value):
+        is_own = frame.f_globals.get(name) is value
+        if is_lock(value) and not (is_own and name in global_locks(frame)):
             self._refuse(f"uses the lock {name!r}", frame)
         effect = effect_of_partial(value)
         if effect is not None:
