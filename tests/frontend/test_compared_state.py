@@ -1,8 +1,11 @@
 """Which of a model's Python state calls compare, and what they need not compare."""
 
+import copy
+import copyreg
 import sys
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -139,3 +142,53 @@ def test_a_global_found_by_a_computed_name_is_compared(read):
         for number in (1.0, 1.0, 2.0, 3.0):
             value = number
             assert torch.equal(fast(x), x * number + 1)
+
+
+def _after_a_break(function):
+    def model(x):
+        print(end="")
+        return function(x)
+
+    return model
+
+
+@pytest.mark.parametrize("around", [lambda function: function, _after_a_break], ids=["whole", "parts"])
+def test_how_numpy_prints_is_compared(around):
+    array = np.array([1.23456])
+    model = around(lambda x: (x * 2, str(array)))
+    compiled = staticrt.compile(model)
+    for digits in (3, 3, 2, 4):
+        with np.printoptions(precision=digits):
+            assert compiled(torch.ones(2))[1] == model(torch.ones(2))[1]
+
+
+@pytest.mark.parametrize("around", [lambda function: function, _after_a_break], ids=["whole", "parts"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_how_a_class_is_copied_is_compared(copied, around):
+    class Config:
+        def __init__(self, scale):
+            self.scale = scale
+
+    config = Config(2.0)
+    model = around(lambda x: x * copied(config).scale)
+    compiled = staticrt.compile(model)
+    with mock.patch.dict(copyreg.dispatch_table):
+        for factor in (1.0, 2.0, 3.0):
+            assert torch.equal(compiled(torch.ones(2)), model(torch.ones(2)))
+            copyreg.pickle(Config, lambda config, factor=factor: (Config, (config.scale * factor,)))
+        assert torch.equal(compiled(torch.ones(2)), model(torch.ones(2)))
+
+
+@pytest.mark.parametrize("around", [lambda function: function, _after_a_break], ids=["whole", "parts"])
+def test_the_error_that_a_caller_handles_is_seen(around):
+    compiled = staticrt.compile(around(lambda x: x * 2 if sys.exc_info()[1] is None else x * 3))
+
+    def handling():
+        try:
+            raise KeyError
+        except KeyError:
+            return compiled(torch.ones(1)).item()
+
+    with torch.no_grad():
+        for _call in range(3):
+            assert (compiled(torch.ones(1)).item(), handling()) == (2.0, 3.0)

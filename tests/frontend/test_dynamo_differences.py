@@ -2,15 +2,10 @@
 
 import builtins
 import collections
-import dataclasses
-import enum
-import gc
 import inspect
 import itertools
 import sys
 import traceback
-import typing
-import weakref
 
 import numpy as np
 import pytest
@@ -219,63 +214,6 @@ def test_texts_of_numbers_are_eagers(body, gradients):
         assert torch.equal(got[0], expected[0])
 
 
-def classes_that_count(calls):
-    """Classes that add to `calls` when an object is made of them."""
-
-    class Base:
-        def __init__(self, value):
-            calls.append(len(calls))
-            self.value = value
-
-    class Derived(Base):
-        def __init__(self, value):
-            super().__init__(value)
-
-    class Default:
-        def __init__(self, value, seen=calls):
-            seen.append(len(seen))
-            self.value = value
-
-    class Setter:
-        def __setattr__(self, name, value):
-            calls.append(name)
-            object.__setattr__(self, name, value)
-
-        __init__ = Default.__init__
-
-    @dataclasses.dataclass
-    class Data:
-        value: torch.Tensor
-
-        def __post_init__(self):
-            calls.append(len(calls))
-
-    class Meta(type):
-        def __call__(cls, value):
-            calls.append(len(calls))
-            return super().__call__(value * len(calls))
-
-    class Made(Data, metaclass=Meta):
-        pass
-
-    return [Base, Derived, Default, Setter, Data, Made]
-
-
-@pytest.mark.parametrize("number", range(6))
-@pytest.mark.parametrize("gradients", [False, True])
-def test_what_a_constructor_changes_is_changed_in_each_call(number, gradients):
-    runs = []
-    for compiled in (False, True):
-        calls = []
-        kind = classes_that_count(calls)[number]
-        model = Model(lambda _model, x, kind=kind: kind(x * 2).value + 1)
-        run = staticrt.compile(model) if compiled else model
-        results = [run(torch.ones(2, requires_grad=gradients)) for _ in range(4)]
-        runs.append((results, calls))
-    torch.testing.assert_close(runs[1][0], runs[0][0])
-    assert runs[1][1] == runs[0][1]
-
-
 def test_sets_whose_order_makes_no_difference_stay_compiled():
     compiled = staticrt.compile(Model(sorts))
     with torch.no_grad():
@@ -334,34 +272,6 @@ def test_frames_that_code_looks_at_are_eagers(looked, gradients):
         assert got[1] == expected[1]
 
 
-@typing.runtime_checkable
-class Counted(typing.Protocol):
-    count: int
-
-
-@typing.runtime_checkable
-class Closed(typing.Protocol):
-    def close(self): ...
-
-
-class Plain:
-    pass
-
-
-@pytest.mark.parametrize("kind", [Counted, (int, Counted), Counted | Closed])
-def test_members_of_protocols_are_those_of_the_object(kind):
-    def function(x, value):
-        print(end="")
-        return x * 2 if isinstance(value, kind) else x - 1
-
-    compiled = staticrt.compile(function)
-    counted = Plain()
-    counted.count = 3
-    with torch.no_grad():
-        for value in (Plain(), counted, Plain(), counted):
-            assert torch.equal(compiled(torch.ones(2), value), function(torch.ones(2), value))
-
-
 NUMBER = np.float64(3.0)
 
 
@@ -396,79 +306,6 @@ def test_a_range_is_unpacked(given):
         assert compiled(torch.ones(2), given)[1:] == function(torch.ones(2), given)[1:]
 
 
-def test_derived_classes_see_what_is_stored_in_their_base():
-    class Base:
-        calls = 0
-
-    class Derived(Base):
-        def seen(self):
-            return self.calls * 10
-
-    def function(x):
-        print(end="")
-        Base.calls += 1
-        return x * Derived().seen() + Derived.calls
-
-    compiled = staticrt.compile(function)
-    with torch.no_grad():
-        assert [compiled(torch.ones(1)).item() for _call in range(3)] == [11, 22, 33]
-
-
-def test_constants_in_classes_are_read_in_each_call():
-    class Kind(enum.Enum):
-        ADD = 1
-        SCALE = 2
-
-    class Base:
-        factor, shifts, kind = 1, [1], Kind.ADD
-
-    class Derived(Base):
-        @classmethod
-        def scaled(cls, x):
-            return x * cls.factor
-
-    def function(x):
-        print(end="")
-        Base.shifts.append(2)
-        x = Derived.scaled(x) + sum(Base.shifts)
-        return x * 10 if Derived.kind is Kind.SCALE else x
-
-    def results(run):
-        Base.factor, Base.shifts, Base.kind = 1, [1], Kind.ADD
-        found = [run(torch.ones(1)).item()]
-        Base.factor, Base.kind = 7, Kind.SCALE
-        found.append(run(torch.ones(1)).item())
-        Derived.factor = 9
-        found.append(run(torch.ones(1)).item())
-        del Derived.factor
-        return found, Base.shifts
-
-    compiled = staticrt.compile(function)
-    with torch.no_grad():
-        assert results(compiled) == results(function)
-
-
-def test_an_object_that_counts_its_end_ends_in_each_call():
-    ended = []
-
-    class Row:
-        def __del__(self):
-            ended.append(1)
-
-    def function(x):
-        print(end="")
-        row = Row()
-        row.values = x
-        return row.values * 2
-
-    compiled = staticrt.compile(function)
-    with torch.no_grad():
-        for calls in range(1, 5):
-            compiled(torch.ones(2))
-            gc.collect()
-            assert len(ended) == calls
-
-
 def test_a_method_named_eval_looks_at_no_frame():
     layer = torch.nn.Dropout()
 
@@ -482,23 +319,3 @@ def test_a_method_named_eval_looks_at_no_frame():
         for _call in range(2):
             assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
     assert compiled.explain().traces
-
-
-def test_a_weak_reference_to_what_the_function_makes_ends():
-    class Row:
-        pass
-
-    ended = []
-
-    def function(x):
-        row = Row()
-        row.values = x
-        reference = weakref.ref(row, lambda _reference: ended.append(1))
-        y = reference().values * 2
-        del row
-        return y, reference() is None
-
-    compiled = staticrt.compile(function)
-    with torch.no_grad():
-        assert [compiled(torch.ones(2))[1] for _call in range(5)] == [True] * 5
-    assert len(ended) == 5

@@ -1,6 +1,7 @@
 """Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
 generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to;
-weak references that are made; numbers of numpy; protocols; attributes of classes; unpacked ranges.
+weak references that are made; numbers of numpy; protocols; checks of metaclasses; attributes of classes; made classes;
+unpacked ranges.
 
 A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """
@@ -52,6 +53,7 @@ _IN_PLACE = frozenset(getattr(operator, f"i{name}") for name in (
 ))  # fmt: skip
 _UNPACKED_CALL = dis.opmap["CALL_FUNCTION_EX"]
 _CONTAINERS = (list, dict, set, collections.deque)
+_CLASS_CHECKS = ("__instancecheck__", "__subclasscheck__")
 # Builtins whose result does not depend on the order of a set.
 _ANY_ORDER = ("call_sorted", "call_set", "call_frozenset")
 
@@ -140,7 +142,9 @@ def _patch() -> None:
         (functions.UserFunctionVariable, "bind_args", _copies),
         (variables.UserDefinedClassVariable, "call_function", _makes),  # type: ignore[attr-defined]
         (builder.VariableBuilder, "wrap_numpy_ndarray", _finds_number),
-        (variables.BuiltinVariable, "call_isinstance", _asks_protocol),  # type: ignore[attr-defined]
+        (variables.BuiltinVariable, "call_function", _makes_class),  # type: ignore[attr-defined]
+        (variables.BuiltinVariable, "call_isinstance", _asks_class),  # type: ignore[attr-defined]
+        (variables.BuiltinVariable, "call_issubclass", _asks_class),  # type: ignore[attr-defined]
     ):
         if hasattr(kind, name):
             setattr(kind, name, _checked(getattr(kind, name), check))
@@ -297,12 +301,25 @@ def _finds_number(_builder: Any, value: Any) -> None:
         raise Differs("Dynamo takes a number of numpy for an array")
 
 
-def _asks_protocol(_builtin: Any, _tx: Any, _value: Any, kind: Any, *_rest: Any) -> None:
-    """Dynamo asks the class of an object whether it has the members of a protocol, not the object."""
+def _makes_class(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
+    """Dynamo calls `type(name, bases, attributes)` itself, so that all calls have one class."""
+    if builtin.fn is type and len(args) == 3:
+        raise Differs("Dynamo makes a class only while it compiles")
+
+
+def _asks_class(_builtin: Any, _tx: Any, _value: Any, kind: Any, *_rest: Any) -> None:
+    """Dynamo asks the class of an object whether it has the members of a protocol, not the object. It runs the
+    `__instancecheck__` of a metaclass only while it compiles, or not at all."""
     kinds = [getattr(each, "value", None) for each in getattr(kind, "items", None) or [kind]]
     kinds += [each for union in kinds if isinstance(union, types.UnionType) for each in union.__args__]
     if any(getattr(each, "_is_protocol", False) for each in kinds):
         raise Differs("Dynamo does not look at an object for the members of a protocol")
+    for each in kinds:
+        asked = [inspect.getattr_static(type(each), name, None) for name in _CLASS_CHECKS]
+        if any(
+            isinstance(call, types.FunctionType) and is_user_file(call.__code__.co_filename) for call in asked
+        ):
+            raise Differs("Dynamo does not run the checks of a metaclass")
 
 
 def _unpacks(tx: Any, *_args: Any) -> None:

@@ -186,6 +186,10 @@ class _Failures(logging.Filter):
             failures.append((_told(record.exc_info[1]), where))
         return False
 
+    def is_taking(self) -> bool:
+        """Whether this thread compiles for us."""
+        return getattr(self._thread, "taking", None) is not None
+
 
 _OF_GRAPH_BREAKS = "torch._dynamo.variables.tensor"  # at `item()`
 _failures = _Failures()
@@ -293,7 +297,7 @@ def _interruptible() -> Iterator[None]:
     from torch._dynamo.convert_frame import compile_lock
 
     locks.free_in_children(compile_lock)
-    _check_each_step()
+    _patch()
     in_place_views.note_new_sizes()
     signs_of_zero.guard()
     key_order.guard()
@@ -304,9 +308,20 @@ def _interruptible() -> Iterator[None]:
 
 
 @functools.cache
-def _check_each_step() -> None:
-    """Let Dynamo check the time budget of the thread at each instruction. Permanent; a thread without one is not checked."""
+def _patch() -> None:
+    """Let Dynamo check the time budget of the thread at each instruction, and not warn of a function that it leaves to
+    eager: `explain()` gives the reason. Permanent; other threads are not checked, and warn."""
+    from torch._dynamo import utils
     from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    warn_once = utils.warn_once
+
+    @functools.wraps(warn_once)
+    def told(text: str, stacklevel: int = 1) -> None:
+        if not _failures.is_taking():
+            warn_once(text, stacklevel + 1)
+
+    utils.warn_once = told  # type: ignore[assignment]
 
     step = InstructionTranslatorBase.step
 

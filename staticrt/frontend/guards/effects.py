@@ -39,7 +39,7 @@ _BUILTINS = frozenset({"print", "input", "open", "breakpoint", "exec", "__import
 MISSED_BY_DYNAMO = frozenset({
     "putenv", "unsetenv", "getrecursionlimit", "getswitchinterval", "__subclasses__", "cache_info", "locked",
     "move_to_end", "popitem", "is_inference_mode_enabled", "is_autocast_cache_enabled", "find_spec",
-    "set_int_max_str_digits", "get_int_max_str_digits",
+    "set_int_max_str_digits", "get_int_max_str_digits", "exc_info", "exception",
 })  # fmt: skip
 _LOUD_NAMES = frozenset({"print", "input", "open", "breakpoint"})
 # C modules whose functions have effects or return state that no guard compares; of some, all but the named functions.
@@ -62,7 +62,7 @@ _MODULES: dict[str, frozenset[str]] = {
 _FUNCTIONS = frozenset({
     "sys.settrace", "sys.setprofile", "sys.setrecursionlimit", "sys.setswitchinterval", "sys.addaudithook",
     "sys.set_int_max_str_digits", "sys.displayhook", "sys.excepthook", "sys.getrecursionlimit",
-    "sys.getswitchinterval", "sys.gettrace", "sys.getprofile", "sys.getrefcount", "sys.getallocatedblocks",
+    "sys.getswitchinterval", "sys.exc_info", "sys.exception", "sys.gettrace", "sys.getprofile", "sys.getrefcount", "sys.getallocatedblocks",
     "sys._current_frames", "sys.get_int_max_str_digits", "gc.isenabled", "gc.get_count", "gc.get_stats",
     "gc.get_threshold", "gc.get_objects", "gc.get_referrers", "_decimal.getcontext", "_decimal.setcontext",
     "_locale.localeconv", "_weakref.getweakrefcount", "gc.collect", "gc.enable", "gc.disable",

@@ -422,7 +422,7 @@ def _is_internal(what: str) -> bool:
     return what in ("calls exec()", "calls __import__()") or what.startswith(
         (
             *("calls _io.StringIO", "calls _io.BytesIO", "calls sys.get", "calls gc.get"),
-            *("calls gc.isenabled", "calls _thread.lock", "calls _thread.RLock"),
+            *("calls gc.isenabled", "calls _thread.lock", "calls _thread.RLock", "calls sys.exc"),
         )
     )
 

@@ -8,6 +8,7 @@ reported by the builtins that look them up (`model_builtins.py`).
 from __future__ import annotations
 
 import builtins
+import copyreg
 import dataclasses
 import dis
 import functools
@@ -156,8 +157,7 @@ class Reads:
         for name in code.co_freevars:
             if not _is_local(frame, name):
                 self._free(frame, name, names)
-        if "environ" in names or "getenv" in names:
-            self._environment()
+        self._tables(names)
         imported = names & sys.modules.keys()
         if imported and _IMPORT_NAME in code.co_code[::2]:
             self._snapshot.add_scope(sys.modules, imported)
@@ -178,8 +178,7 @@ class Reads:
         self._snapshot.lists_attributes |= lists_attributes(code, is_model=False)
         self._snapshot.add_names(names)
         self._snapshot.add_numbers(frame.f_globals, names)
-        if "environ" in names or "getenv" in names:
-            self._environment()
+        self._tables(names)
 
     def setting(self, frame: types.FrameType) -> None:
         """Model code calls a function of torch that may return a setting: the variables that it reads, and what it asks C for."""
@@ -239,8 +238,7 @@ class Reads:
             for called in (scope[name] for name in global_ones & scope.keys()):
                 if isinstance(called, types.FunctionType) and library_module(called.__code__.co_filename):
                     self._snapshot.add_function(called)
-        if "environ" in names or "getenv" in names:
-            self._environment()
+        self._tables(names)
 
     def _builtins(self, scope: dict[str, Any], names: Set[str]) -> None:
         absent = (_BUILTINS & names) - scope.keys()
@@ -248,8 +246,12 @@ class Reads:
             self._snapshot.add_scope(scope, absent)
             self._snapshot.add_scope(vars(builtins), absent)
 
-    def _environment(self) -> None:
-        self._snapshot.add("os.environ", getattr(os.environ, "_data", None))
+    def _tables(self, names: Set[str]) -> None:
+        """Dicts of the process that code reads by any key."""
+        if "environ" in names or "getenv" in names:
+            self._snapshot.add("os.environ", getattr(os.environ, "_data", None))
+        if "dispatch_table" in names:  # which `copy` looks classes up in
+            self._snapshot.add("copyreg.dispatch_table", copyreg.dispatch_table)
 
     def imports(self, name: str, frame: types.FrameType) -> None:
         """Model code imports a module by a name that it may have computed."""

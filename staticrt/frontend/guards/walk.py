@@ -205,7 +205,7 @@ class Walk:
                 self._walk(record.read(new))
             if "__annotations__" in new:
                 for each in [record for record in self._records if isinstance(record, FunctionRecord)]:
-                    self.add(f"{each.path}.__annotations__", each.live.__annotations__)
+                    self.add(f"{each.path}.__annotations__", self._annotations(each.live))
             for module in list(self._modules):
                 self.add_scope(vars(module), new & vars(module).keys())
             if self._reads_modules:
@@ -443,6 +443,15 @@ class Walk:
                 self._reachable.add_attribute(value, key if is_by_name else None, item)
         return found
 
+    def _annotations(self, function: types.FunctionType) -> dict[str, Any]:
+        """The annotations of a function; that it has these is guarded."""
+
+        def annotations() -> int:
+            return id(function.__annotations__)
+
+        self.add_answer(annotations)
+        return function.__annotations__
+
     def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
         if id(function) in self._functions:
             return []
@@ -454,7 +463,7 @@ class Walk:
             self._records.append(record)
             found.append((record.path, record.saved))
         found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not is_leaf(value)]
-        annotations = function.__annotations__ if "__annotations__" in self.read_names else None
+        annotations = self._annotations(function) if "__annotations__" in self.read_names else None
         for own in (function.__kwdefaults__, _C.attributes_of(function), annotations):
             if own:
                 found.append((path, own))

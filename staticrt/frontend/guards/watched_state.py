@@ -20,7 +20,7 @@ from staticrt.frontend.reasons import is_user_file
 # What a tensor is in autograd differs where a graph returns it.
 _OF_GRAPHS = frozenset({"_version", "_base", "_is_view"})
 # Dynamo guards little of these kinds, and models seldom change them.
-_SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, MembersRecord, ScopeRecord)
+_SELDOM = (AnswerRecord, ClassRecord, FunctionRecord, MembersRecord, NumpyErrorsRecord, ScopeRecord)
 
 
 class WatchedState:

@@ -29,7 +29,7 @@ RUN_EAGERLY = frozenset(
 # What Dynamo's guards do not see, whatever the backend.
 MISSED_BY_DYNAMO = frozenset(
     (
-        *("annotation_of_function", "builtin_shadowed", "call_of_layer_class"),
+        *("annotation_of_function", "annotations_that_are_others", "builtin_shadowed", "call_of_layer_class"),
         *(
             "attribute_of_member",
             "attribute_that_a_metaclass_computes",

@@ -52,6 +52,18 @@ def annotation_of_function():
 
 
 @kind
+def annotations_that_are_others():
+    def scaled(x):
+        return x
+
+    scaled.__annotations__ = {"x": 1.0}
+    return (
+        lambda x: x * scaled.__annotations__["x"],
+        lambda number: setattr(scaled, "__annotations__", {"x": number}),
+    )
+
+
+@kind
 def name_of_class():
     class Config:
         pass
