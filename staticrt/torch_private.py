@@ -71,6 +71,9 @@ def aot_compile(
     import torch._functorch.config as config
     from torch._dynamo.backends.common import aot_autograd
 
+    fx.node.has_side_effect(
+        torch.ops.aten._linalg_check_errors.default
+    )  # else torch 2.11 removes it as dead code
     # In eager the backward runs after the block of autocast that the forward is in. Tokens, which keep the order of
     # operators with effects, are no inputs and no results.
     wanted = {"backward_pass_autocast": "off", "unlift_effect_tokens": True}

@@ -1,5 +1,6 @@
 #include "archive/placement.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -18,7 +19,8 @@ std::optional<at::Device> find_device(at::Device device) {
   if (device.is_meta()) return std::nullopt;
   if (!c10::impl::hasDeviceGuardImpl(device.type())) return std::nullopt;
   const c10::impl::VirtualGuardImpl guard(device.type());
-  const auto count = guard.deviceCount();
+  // The guard also counts CUDA devices that fake tensors pretend, in a process that has none.
+  const auto count = device.is_cuda() ? at::detail::getCUDAHooks().deviceCount() : guard.deviceCount();
   if (count <= 0 || device.index() >= count) return std::nullopt;
   return device.has_index() ? device : at::Device(device.type(), guard.getDevice().index());
 }

@@ -1,6 +1,7 @@
 """What a compiled region must keep of eager's semantics: aliases, writes, hooks, modes, undefined gradients."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -227,12 +228,15 @@ def test_numpy_in_the_middle(compiler):
     def function(x):
         return Half.apply(x.sin() * x).cos()
 
-    results = []
-    for run in (compiler(function), function):
+    def gradient(run):
         x = torch.linspace(0, 2, 5).requires_grad_()
         run(x).sum().backward()
-        results.append(x.grad)
-    torch.testing.assert_close(*results)
+        return x.grad
+
+    expected = gradient(function)
+    if not torch.allclose(gradient(torch.compile(function, backend="eager")), expected):
+        pytest.skip("this Dynamo differs from eager without staticrt")
+    torch.testing.assert_close(gradient(compiler(function)), expected)
 
 
 def test_custom_function(compiler):
