@@ -31,8 +31,20 @@ _BATCH_NORMS = {
     aten._native_batch_norm_legit_functional.default,
     aten.native_batch_norm_backward.default,
 }
-# The kernel chooses the layout of the first result if no argument is row-major.
+# The kernel chooses the layout of the first result unless all arguments are row-major.
 _OTHERS = {
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+    aten.glu.default,
+    aten.glu_backward.default,
+    aten.reflection_pad2d_backward.default,
+    aten.reflection_pad3d_backward.default,
+    aten.replication_pad2d_backward.default,
+    aten.replication_pad3d_backward.default,
+    aten.log_sigmoid_forward.default,
+    aten.roll.default,
+    aten.rrelu_with_noise_functional.default,
     aten.native_group_norm_backward.default,
     aten.native_layer_norm_backward.default,
     aten.native_dropout_backward.default,
@@ -41,6 +53,10 @@ _OTHERS = {
 }
 # The result has the layout of one argument, in the trace that of the other, if these differ.
 _POINTWISE = {
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_backward.default,
+    aten.copysign.Tensor,
+    aten.logit_backward.default,
     aten.elu_backward.default,
     aten.hardsigmoid_backward.default,
     aten.hardswish_backward.default,

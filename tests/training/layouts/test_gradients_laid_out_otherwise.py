@@ -7,6 +7,23 @@ from torch import nn
 from staticrt.training import optim
 from tests.support.against_eager import equal_eager
 
+
+class Call(nn.Module):
+    """A function of the images, and of row-major ones."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, y):
+        other = torch.linspace(0.1, 0.9, y.numel(), dtype=y.dtype).view(y.shape)
+        return self.function(y, other)
+
+
+def call(function):
+    return lambda: Call(function)
+
+
 LAYERS = {
     "batch norm": lambda: nn.BatchNorm2d(4),
     "group norm": lambda: nn.GroupNorm(2, 4),
@@ -20,6 +37,27 @@ LAYERS = {
     "elu": nn.ELU,
     "softplus": nn.Softplus,
     "gelu": nn.GELU,
+}
+VIEWED = {
+    "mse loss": call(lambda y, other: nn.functional.mse_loss(y, other, reduction="none")),
+    "mean of a loss": call(lambda y, other: y + nn.functional.mse_loss(y, other)),
+    "smooth l1 loss": call(lambda y, other: nn.functional.smooth_l1_loss(y, other, reduction="none")),
+    "huber loss": call(lambda y, other: nn.functional.huber_loss(y, other, reduction="none")),
+    "binary cross entropy": call(
+        lambda y, other: nn.functional.binary_cross_entropy(y.sigmoid(), other, reduction="none")
+    ),
+    "glu": call(lambda y, _other: nn.functional.glu(torch.cat([y, y], 3), 3)),
+    "glu of what is given": call(lambda y, _other: nn.functional.glu(y, 1).repeat(1, 2, 1, 1)),
+    "reflection pad": call(
+        lambda y, _other: nn.functional.pad(y, (1, 1, 1, 1), mode="reflect")[..., 1:-1, 1:-1]
+    ),
+    "replication pad": call(
+        lambda y, _other: nn.functional.pad(y, (1, 1, 1, 1), mode="replicate")[..., 1:-1, 1:-1]
+    ),
+    "log sigmoid": nn.LogSigmoid,
+    "roll": call(lambda y, other: y.roll(1, 1) * other),
+    "logit": call(lambda y, other: torch.logit(y.sigmoid(), 1e-3) * other),
+    "copysign": call(lambda y, other: torch.copysign(y, other - 0.5) * other),
 }
 
 
@@ -37,6 +75,8 @@ class Between(nn.Module):
             y = self.layer(y.contiguous(memory_format=torch.channels_last)).contiguous()
         elif self.layout == "channels last behind":
             y = self.layer(y).contiguous(memory_format=torch.channels_last)
+        elif self.layout == "channels last by a view":
+            y = self.layer(y.view(-1, 3, 5, 4).permute(0, 3, 1, 2)).contiguous()
         else:
             y = self.layer(y.transpose(2, 3).contiguous().transpose(2, 3)).contiguous()
         return self.last(y.flatten(1))
@@ -50,6 +90,14 @@ LAYOUTS = ["channels last before", "channels last behind", "transposed before"]
 def test_gradients_equal_eagers(against_eager, layer, layout):
     against_eager(
         Between(LAYERS[layer], layout), lambda call: (torch.randn(3 + call // 2, 7, requires_grad=True),)
+    )
+
+
+@pytest.mark.parametrize("layer", VIEWED)
+def test_gradients_of_views(against_eager, layer):
+    against_eager(
+        Between(VIEWED[layer], "channels last by a view"),
+        lambda call: (torch.randn(3 + call // 2, 7, requires_grad=True),),
     )
 
 
