@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import itertools
 import sys
 import types
 
@@ -26,6 +27,7 @@ _LIST_ATTRIBUTES_OF_LIBRARY = _LIST_ATTRIBUTES | {"getattr"}
 # Finds parameters and hooks, which are compared whole.
 _MODULE_FILE = torch.nn.Module.forward.__code__.co_filename
 _MATCH_CLASS = dis.opmap["MATCH_CLASS"]
+_CONTAINS = dis.opmap["CONTAINS_OP"]
 # Instructions that ask for the class of an error, classes that running operators raise none of, and names of context managers
 # that let code go on.
 _MATCH_ERROR = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
@@ -89,6 +91,21 @@ def _hands_on(code: types.CodeType, name: str) -> bool:
 def global_names(code: types.CodeType) -> frozenset[str]:
     """Names that code looks up, or writes, as globals."""
     return frozenset(name_of(code, *each) for each in arguments_of(code, _NAMES_GLOBALS))
+
+
+@cached_by_code
+def asked_globals(code: types.CodeType) -> frozenset[str]:
+    """Globals of which code only asks whether something is in them, or adds to them."""
+    if _CONTAINS not in code.co_code[::2]:
+        return frozenset()
+    asked: set[str] = set()
+    others: set[str] = set()
+    for step, then in itertools.pairwise(dis.get_instructions(code)):
+        if step.opcode in _NAMES_GLOBALS:
+            adds = then.opname in ("LOAD_METHOD", "LOAD_ATTR") and then.argval == "add"
+            is_asked = step.opname == "LOAD_GLOBAL" and (then.opname == "CONTAINS_OP" or adds)
+            (asked if is_asked else others).add(step.argval)
+    return frozenset(asked - others)
 
 
 @cached_by_code

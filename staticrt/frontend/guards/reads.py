@@ -22,6 +22,7 @@ import torch
 
 from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code, takes_arguments
 from staticrt.frontend.guards.code_reads import (
+    asked_globals,
     catches,
     encloses,
     global_names,
@@ -282,7 +283,13 @@ class Reads:
         if name.startswith("__") and not is_module:  # `torch.__future__` is one
             return
         self._check_value(value, name, frame)
-        self._snapshot.add_scope(scope, (name,))
+        is_only_asked = (
+            frame is not None
+            and type(value) is set
+            and name in asked_globals(frame.f_code)
+            and names.isdisjoint(_FIND_GLOBALS)
+        )
+        self._snapshot.add_scope(scope, (name,), is_only_asked)
         if is_module:
             self._module(value, names, frame)
 

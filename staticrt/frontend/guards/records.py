@@ -118,6 +118,14 @@ class ListRecord(Compared):
         return self.live, self.saved
 
 
+def holds_identities(value: Any) -> bool:
+    """Whether a value is a set of classes that are compared by identity."""
+    return type(value) is set and all(
+        isinstance(each, type) and type(each).__hash__ is type.__hash__ and type(each).__eq__ is type.__eq__
+        for each in value
+    )
+
+
 class CellRecord(Compared):
     """A variable of a closure."""
 
@@ -150,6 +158,7 @@ class ScopeRecord(Compared):
     def __init__(self, live: dict[str, Any]) -> None:
         self.live = live
         self.saved: dict[str, Any] = {}
+        self.asked: set[str] = set()  # sets of which code only asks what is in them
 
     def changes(self) -> Iterable[str]:
         return [name for name, value in self.saved.items() if self.live.get(name, MISSING) is not value]

@@ -42,6 +42,7 @@ from staticrt.frontend.guards.records import (
     LoggerRecord,
     Record,
     ScopeRecord,
+    holds_identities,
     logger_records,
 )
 from staticrt.frontend.guards.replaceable import ReplaceableContainers
@@ -260,19 +261,30 @@ class Walk:
             self._lists_classes = True
             self.add_names(name for record in self._classes.values() for name in record.data())
 
-    def add_scope(self, scope: dict[str, Any], names: Iterable[str]) -> None:
-        """What names mean in a module (nothing, maybe), and what that holds."""
+    def add_scope(self, scope: dict[str, Any], names: Iterable[str], is_only_asked: bool = False) -> None:
+        """What names mean in a module (nothing, maybe), and what that holds.
+
+        Args:
+            is_only_asked: code only asks whether something is in a set with this name, or adds to it.
+        """
         record = self._scopes.get(id(scope))
         if record is None:
             if id(scope) in self._seen:
                 return  # all of it is recorded
             record = self._scopes[id(scope)] = ScopeRecord(scope)
         for name in names:
-            if name not in record.saved:
-                value = record.saved[name] = scope.get(name, _C.MISSING)
-                # Of a module, code names what it reads.
-                if not is_leaf(value) and not _is_of_torch(value) and not isinstance(value, types.ModuleType):
-                    self.add(name, value)
+            if name in record.saved and (is_only_asked or name not in record.asked):
+                continue
+            value = record.saved.setdefault(name, scope.get(name, _C.MISSING))
+            if is_only_asked and holds_identities(value):
+                record.asked.add(name)
+                self._records.append(ListRecord(name, value))
+                self._walk((name, kind) for kind in {*map(type, value)})
+                continue
+            record.asked.discard(name)
+            # Of a module, code names what it reads.
+            if not is_leaf(value) and not _is_of_torch(value) and not isinstance(value, types.ModuleType):
+                self.add(name, value)
 
     def add_numbers(self, scope: dict[str, Any], names: frozenset[str]) -> None:
         """Numbers and texts among the names of a module of Python's library; its caches and functions stay out."""
