@@ -26,7 +26,7 @@ _NAMES = """
     lu_unpack svd _linalg_eigh _linalg_svd
     """
 _RAISING = frozenset(_NAMES.split())
-# These refuse empty tensors, booleans or places beyond the memory, which fake tensors do not show.
+# These, and Fourier transforms, refuse empty tensors, booleans or places beyond the memory, which fake tensors do not show.
 _UNTOLD = frozenset(("argmax", "argmin", "as_strided", "max", "median", "min", "mode", "nanmedian"))
 # These raise only where they divide integers.
 _DIVISIONS = frozenset(("div", "divide", "floor_divide", "floordiv", "fmod", "mod", "remainder"))
@@ -47,7 +47,7 @@ def may_raise_named(name: str, result: object) -> bool:
     name = name if name.endswith("__") else name.removesuffix("_")
     if name in _DIVISIONS:
         return isinstance(result, torch.Tensor) and not (result.is_floating_point() or result.is_complex())
-    return name in _RAISING or name in _UNTOLD or "upsample" in name or name == "interpolate"
+    return name in _RAISING or name in _UNTOLD or "upsample" in name or "fft" in name or name == "interpolate"
 
 
 @functools.cache

@@ -72,15 +72,15 @@ def call(
     size: tuple[int, int],
     widen: bool = False,
     rounding: int | None = None,
-    again: bool = False,
+    again: str = "",
 ) -> Seen:
     """One call on new arguments.
 
     Args:
         widen: floating arguments are of float64.
         rounding: the seed of `Rounded`.
-        again: the function is called once more with the same arguments, which the caller has written; seen are the results
-            of both calls.
+        again: the function is called once more with the same arguments, which the caller has "written", or also
+            "transposed"; seen are the results of both calls.
     """
     args = program.arguments(*size)
     if widen:
@@ -95,21 +95,22 @@ def call(
         ):
             results = list(function(*args))
             if again:
-                _write_between(args, program.gradients)
+                if not program.gradients:
+                    _change(args, again == "transposed")
                 results += function(*args)
     except Exception as raised:
         error = type(raised)
     return seen(program, results, args, error)
 
 
-def _write_between(args: list[Any], gradients: bool) -> None:
-    """What a caller may do to arguments between two calls: write views of them, transpose one in place."""
+def _change(args: list[Any], transposes: bool) -> None:
+    """What a caller may do to arguments between two calls: write views of them, and transpose them in place."""
     for x in tree_leaves(args):
-        if not isinstance(x, torch.Tensor) or gradients:
+        if not isinstance(x, torch.Tensor):
             continue
         with contextlib.suppress(RuntimeError, IndexError):  # memory that overlaps, a scalar
             x[:1].add_(1)
-        if x.dim() == 2 and x.shape[0] == x.shape[1]:
+        if transposes and x.dim() == 2 and x.shape[0] == x.shape[1]:
             x.t_()
 
 
@@ -259,7 +260,8 @@ def failure(
     if fast is None:
         return ""
     for size in sizes:
-        for again in (False, True):
+        # An archive lays its arguments out as those it was saved for.
+        for again in ("", "written" if way == "archive" else "transposed"):
             expected = call(function, program, size, again=again)
             if way != "compile" and expected.error:
                 continue  # Dynamo and archives have errors of their own
@@ -272,7 +274,7 @@ def failure(
                 lambda size=size, again=again, **how: call(function, program, size, again=again, **how),
             )
             if found:
-                return f"{way} at {size}{', again' if again else ''}: {found}"
+                return f"{way} at {size}{again and f', {again}'}: {found}"
     return ""
 
 

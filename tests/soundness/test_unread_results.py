@@ -138,6 +138,35 @@ def test_a_result_that_no_contents_make_raise_is_not_computed():
     assert [str(name) for name, _count in fast.explain().traces[0].operators] == ["aten.mul.Tensor"]
 
 
+REFUSED = {
+    "bmm": (lambda x: torch.bmm(x[None], x[None]), torch.bool),
+    "softmax": (lambda x: x.softmax(-1), torch.int64),
+    "cummax": (lambda x: x.cummax(0), torch.complex64),
+    "gelu": (F.gelu, torch.uint8),
+    "lgamma": (torch.lgamma, torch.complex64),
+    "sort": (lambda x: x.sort()[1][0], torch.complex64),
+    "kthvalue, whose sizes are read": (lambda x: torch.zeros_like(x.kthvalue(1)[0]), torch.bool),
+    "cdist": (lambda x: torch.cdist(x, x), torch.float16),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_dtype_that_eager_refuses_is_refused_although_nobody_reads_the_result(name):
+    refused, dtype = REFUSED[name]
+
+    def model(x):
+        refused(x)
+        return x * 2
+
+    fast = staticrt.compile(model)
+    with torch.no_grad():
+        for size in (3, 4, 3):
+            x = torch.ones(size, size, dtype=dtype)
+            assert_same(outcome(fast, x), outcome(model, x))
+        x = torch.ones(3, 3)
+        assert_same(outcome(fast, x), outcome(model, x))
+
+
 def test_operators_that_may_raise_are_known_by_their_contents():
     aten = torch.ops.aten
     assert may_raise(aten.index_put_.default, torch.ones(1))
@@ -163,6 +192,7 @@ def assert_same(got, expected):
         lambda x: x.median(0),
         lambda x: x.mode(0),
         lambda x: F.interpolate(x[None], size=3),
+        lambda x: torch.fft.fft(x),
     ],
 )
 def test_an_empty_tensor_is_refused_as_in_eager(reduce):

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from staticrt.frontend.tracing.tracer import BACKWARD
 from staticrt.ops import facts_of_call
 from staticrt.ops.raising import MAY_RAISE, may_raise
+from staticrt.ops.refused_dtypes import refuses_dtypes
 from staticrt.shapes.fake_results import is_contiguous
 from staticrt.shapes.size_checks import env_of
 
@@ -30,7 +31,9 @@ def mark(graph: fx.Graph) -> None:
             if _may_raise(node):
                 node.meta[MAY_RAISE] = True
             elif facts_of_call(node.target, node.args, node.kwargs).pure:
-                continue
+                if not _refused(node):
+                    continue
+                node.meta[MAY_RAISE] = True
         elif node.op not in ("call_function", "output"):
             continue
         unread = _unread(node)
@@ -44,6 +47,14 @@ def _may_raise(node: fx.Node) -> bool:
         and not node.target._schema.is_mutable
         and (may_raise(node.target, node.meta.get("val")) or _lies_as_guessed(node))
     )
+
+
+def _refused(node: fx.Node) -> bool:
+    """Whether eager refuses the dtypes of the node's arguments."""
+    if not isinstance(node.target, OpOverload) or BACKWARD in node.meta or node.target._schema.is_mutable:
+        return False
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+    return refuses_dtypes(node.target, args, kwargs, node.meta.get("val"))
 
 
 def _lies_as_guessed(node: fx.Node) -> bool:
