@@ -27,11 +27,6 @@ def run_decided(trace: CachedTrace, flat_inputs: Sequence[Any]) -> Sequence[Any]
     try:
         return trace.executable.run(flat_inputs)
     except RuntimeError as error:
-        if not is_other_decision(error):
+        if not str(error).startswith(OTHERWISE):
             raise
         raise OtherDecision from None
-
-
-def is_other_decision(error: RuntimeError) -> bool:
-    """Whether a program stopped since data decided otherwise: nothing was written, and no random number was drawn."""
-    return str(error).startswith(OTHERWISE)

@@ -25,7 +25,7 @@ from staticrt.frontend.progress import long_work
 from staticrt.frontend.reasons import BROADCASTS, CannotTrace, ModelChanges, is_interrupt, warn
 from staticrt.frontend.thread_state import keeping_thread_state
 from staticrt.options import Options
-from staticrt.runtime.branches import OTHER_DECISION, OtherDecision, is_other_decision
+from staticrt.runtime.branches import OTHER_DECISION, OtherDecision
 from staticrt.runtime.cached_trace import Failure
 from staticrt.runtime.call import Call
 from staticrt.runtime.call_key import CallKey, EagerOnly, eager_reason
@@ -64,12 +64,7 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for variant in self._variants:
             if variant.is_ready():
-                try:
-                    done = variant.fast.call(*args, **kwargs)
-                except RuntimeError as error:
-                    if not is_other_decision(error):
-                        raise
-                    continue
+                done = variant.fast.call(*args, **kwargs)
                 if done is not MISSED:
                     return variant.finish(done, args, kwargs)
         return self._fast.call(*args, **kwargs)
