@@ -27,6 +27,7 @@ class Operators:
     """x -> x * k, and an operator for its gradient; both note their runs."""
 
     def __init__(self, library: torch.library.Library) -> None:
+        self._library = library
         library.define("scaled(Tensor x, float k) -> Tensor")
         library.define("scaled_backward(Tensor g, Tensor x, float k) -> Tensor")
         for name, kernel in (
@@ -42,7 +43,9 @@ class Operators:
             library.impl(name, lambda x, *_rest: torch.empty_like(x), "Meta")
 
     def register(self, formula: Formula) -> None:
-        torch.library.register_autograd("staticrt_formulas::scaled", formula, setup_context=_save)
+        torch.library.register_autograd(
+            "staticrt_formulas::scaled", formula, setup_context=_save, lib=self._library
+        )
 
 
 def _save(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
