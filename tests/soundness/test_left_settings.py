@@ -106,3 +106,19 @@ def test_what_a_model_changes_of_a_logger_is_changed_in_each_call(change):
 
     with torch.no_grad():
         assert run(staticrt.compile) == run(lambda function: function)
+
+
+@pytest.mark.parametrize("gradients", [False, True], ids=["inference", "gradients"])
+def test_a_model_without_a_logger_disables_them_in_each_call(gradients):
+    def model(x):
+        logging.disable(logging.ERROR)
+        return x * 2
+
+    compiled = staticrt.compile(model)
+    try:
+        for _call in range(5):
+            compiled(torch.ones(2, requires_grad=gradients))
+            assert logging.root.manager.disable == logging.ERROR
+            logging.disable(logging.NOTSET)
+    finally:
+        logging.disable(logging.NOTSET)

@@ -12,6 +12,7 @@ import datetime
 import dis
 import functools
 import inspect
+import logging
 import operator
 import os
 import random
@@ -173,11 +174,12 @@ REGISTERS_HOOK = "registers a hook on a tensor"  # that it holds; those that it 
 
 @functools.cache
 def torch_effects() -> dict[int, str]:
-    """Functions of torch that change the process's state, or return what only eager knows, by the ids of their code."""
+    """Functions of torch that change the process's state, or return what only eager knows, and one of `logging` that shares
+    its name with a property; by the ids of their code."""
     functions = (
         torch.manual_seed, torch.seed, torch.random.set_rng_state, torch.random.get_rng_state,
         torch.random.initial_seed, torch.random.fork_rng, torch.set_default_dtype, torch.set_default_device,
-        torch.use_deterministic_algorithms, torch.save, torch.load,
+        torch.use_deterministic_algorithms, torch.save, torch.load, logging.disable,
     )  # fmt: skip
     found = {id(inspect.unwrap(each).__code__): f"calls {each.__name__}()" for each in functions}
     text = "reads a tensor's text"
