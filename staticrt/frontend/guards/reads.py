@@ -287,7 +287,7 @@ class Reads:
             frame is not None
             and type(value) is set
             and name in asked_globals(frame.f_code)
-            and names.isdisjoint(_FIND_GLOBALS)
+            and names.isdisjoint(FIND_GLOBALS)
         )
         self._snapshot.add_scope(scope, (name,), is_only_asked)
         if is_module:
