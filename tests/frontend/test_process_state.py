@@ -56,7 +56,7 @@ def _sdpa_priority():
 
 def _private(name, value):
     """A flag with `torch._C._get_<name>` and `_set_<name>`."""
-    write = getattr(torch._C, f"_set_{name}")
+    write = getattr(torch._C, f"_set_{name}", None)
     return lambda: _put(
         getattr(torch._C, f"_get_{name}"),
         lambda new: write(*new) if isinstance(new, tuple) else write(new),
@@ -147,6 +147,9 @@ NOT_SETTABLE = {
     "mkldnn_tf32",
     "cpu_fp16_reduction",
 }
+if not hasattr(torch._C, "_set_cudnn_depthwise_kernel"):  # older releases have no such setting
+    del FLIPS["cudnn_depthwise"]
+    NOT_SETTABLE.add("cudnn_depthwise")
 
 
 def test_every_flag_of_the_table_is_flipped_here():
