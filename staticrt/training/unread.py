@@ -6,8 +6,11 @@ order of such operators themselves.
 
 from __future__ import annotations
 
+import operator
+
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from staticrt.ops import facts_of_call
 from staticrt.ops.raising import may_raise_named
@@ -28,7 +31,11 @@ def unread_effects(gm: fx.GraphModule) -> dict[str, str]:
             is_unseen = not writes(node) or _writes_unread(node, read)
             if effect and is_unseen:
                 found[node.name] = f"{effect}, and its result is not read"
-            elif not effect and is_unseen and node.meta.get("example_value") is not None:
+            elif (
+                not effect
+                and is_unseen
+                and (node.meta.get("example_value") is not None or node.target is operator.setitem)
+            ):
                 continue
         read.update(node.all_input_nodes)
     return found
@@ -36,7 +43,13 @@ def unread_effects(gm: fx.GraphModule) -> dict[str, str]:
 
 def _may_raise(node: fx.Node) -> bool:
     name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+    if node.target is operator.getitem or node.target is operator.setitem:
+        return any(isinstance(each.meta.get("example_value"), torch.Tensor) for each in _nodes(node.args[1]))
     return may_raise_named(name, node.meta.get("example_value"))
+
+
+def _nodes(index: object) -> list[fx.Node]:
+    return [each for each in pytree.tree_leaves(index) if isinstance(each, fx.Node)]
 
 
 def _writes_unread(node: fx.Node, read: set[fx.Node]) -> bool:

@@ -104,6 +104,24 @@ def test_partial_graphs_that_are_differentiated_raise_it(compiler):
 
 
 @each_compiler_for_gradients
+@pytest.mark.parametrize("indexes", ["y[i]", "y.__setitem__(i, 2.0)"])
+def test_an_index_beyond_a_part_that_is_differentiated_is_refused(compiler, indexes):
+    def model(x, i):
+        y = x * 3
+        if indexes == "y[i]":
+            y = y[i]
+        else:
+            y[i] = 2.0
+        y[1:] += 1  # nobody reads what is written
+        return x.exp().sin() + x.cos()
+
+    fast = compiler(model)
+    for number in (1, 7, 2):
+        x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+        assert_same(outcome(fast, x, torch.tensor([number])), outcome(model, x, torch.tensor([number])))
+
+
+@each_compiler_for_gradients
 def test_random_numbers_that_nobody_reads_are_drawn(compiler):
     def model(x):
         y = x * torch.rand(3)
