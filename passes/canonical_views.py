@@ -25,6 +25,8 @@ UNSAFE_VIEW = aten._unsafe_view.default
 RESHAPE = aten.reshape.default
 PERMUTE = aten.permute.default
 EXPAND = aten.expand.default
+# Marks reshapes that copy if real tensors have other strides than those of the trace.
+MAY_COPY = "may_copy"
 # They keep the elements' order and only group the sizes anew.
 REGROUPING = frozenset(
     {VIEW, UNSAFE_VIEW, aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims}
@@ -64,7 +66,7 @@ def _producer(node: fx.Node) -> fx.Node | None:
 
 
 def _reshape_to_view(node: fx.Node) -> bool:
-    if node.target not in (RESHAPE, UNSAFE_VIEW):
+    if node.target not in (RESHAPE, UNSAFE_VIEW) or MAY_COPY in node.meta:
         return False
     source, after = tensor_meta(_producer(node)), tensor_meta(node)
     if source is None or after is None or not _is_view_of(source, after):

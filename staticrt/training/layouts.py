@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from staticrt.passes.canonical_views import MAY_COPY
 from staticrt.training.work import size_hint
 
 aten = torch.ops.aten
@@ -93,6 +94,7 @@ def copy_for_views(graph: fx.GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = aten.reshape.default
+            node.meta[MAY_COPY] = True
     graph.recompile()
 
 

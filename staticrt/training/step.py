@@ -37,7 +37,7 @@ from staticrt.training.assigned_weights import AssignedWeights
 from staticrt.training.checkpoints import checkpoints, recompute_parts
 from staticrt.training.decomposed.decompositions import eager_operators, recurrent_networks
 from staticrt.training.grad_copies import remove_copies_of_gradients
-from staticrt.training.layouts import has_misplaced_batch_norm
+from staticrt.training.layouts import copy_for_views, has_misplaced_batch_norm, is_laid_out_otherwise
 from staticrt.training.optim import NotReady, Recordable
 from staticrt.training.recording import GradEffect, Recording, reachable
 from staticrt.training.torch_optim import has_twin, twin_of
@@ -303,6 +303,8 @@ class CompiledStep:
             raise CannotTrace(
                 "a batch norm of a transposed tensor, or its gradient, has other strides than in the trace"
             )
+        if is_laid_out_otherwise(traced.module):
+            copy_for_views(traced.module)
         remove_copies_of_gradients(traced.module)
         recompute_parts(traced.module)
         traced.inputs = tuple(_not_constant(spec) for spec in traced.inputs)

@@ -105,8 +105,18 @@ def test_gradients_of_views(against_eager, layer):
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whole_steps(layer, layout):
+    _whole_steps(LAYERS[layer], layout)
+
+
+@pytest.mark.parametrize("layer", VIEWED)
+def test_whole_steps_of_views(layer):
+    compiled = _whole_steps(VIEWED[layer], "channels last by a view")
+    assert sum(report.calls for report in compiled.explain().eager) <= 1, compiled.explain()
+
+
+def _whole_steps(layer, layout):
     def train(compile):
-        model = Between(LAYERS[layer], layout)
+        model = Between(layer, layout)
         optimizer = optim.SGD(model.parameters(), lr=0.01)
 
         @compile
@@ -120,4 +130,4 @@ def test_whole_steps(layer, layout):
         losses = [step(torch.randn(3, 7)) for _ in range(4)]
         return losses, model.state_dict(), [p.grad.stride() for p in model.parameters()]
 
-    equal_eager(train, rtol=1e-4, atol=1e-5)
+    return equal_eager(train, rtol=1e-4, atol=1e-5)
