@@ -142,3 +142,18 @@ def test_powers_of_negative_numbers(gradients):
         x = torch.ones(2, requires_grad=gradients)
         for compiled in ways:
             torch.testing.assert_close(compiled(x, n), powers(x, n))
+
+
+@pytest.mark.parametrize("name", ["eq_", "pow_", "clamp_min_", "atan2_", "floor_divide_", "add_"])
+def test_what_is_written_in_place_does_not_grow(name):
+    def f(x, y):
+        return getattr(x * 1, name)(y)
+
+    fast = staticrt.compile(f)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            fast(torch.ones(3, 3), torch.ones(3, 3)), f(torch.ones(3, 3), torch.ones(3, 3))
+        )
+        for sizes in ((4, 1), (3, 1)):
+            with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+                fast(torch.ones(sizes), torch.ones(sizes[::-1]))

@@ -232,8 +232,15 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = None if key is None else fake_memo.recall(self.fake_mode, *key)
         if out is None:
             # Meta functions call operators on symbolic sizes; their C++ kernels take only concrete ones.
+            first = fake_args[0] if fake_args and func._opname.endswith("_") else None
+            sizes = first.shape if isinstance(first, torch.Tensor) else None
             with enable_python_dispatcher(), inplace_views.resizing(outs):
                 out = func(*fake_args, **fake_kwargs)
+            # torch's rules of many operators let what is written grow, which kernels refuse.
+            if sizes is not None and isinstance(out, torch.Tensor) and out.shape != sizes:
+                raise RuntimeError(
+                    f"output with shape {[*sizes]} doesn't match the broadcast shape {[*out.shape]}"
+                )
             if kind is composites.Kind.KEEP and composites.aliases_inputs(out, fake_args, fake_kwargs):
                 return self._expand(func, args, kwargs)
             if key is not None and self.unbacked.pending() == known:
