@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import abc
 import array
 import gc
 import logging
@@ -23,10 +22,10 @@ from typing import Any
 import torch
 
 from staticrt import tuning
+from staticrt.frontend.guards.answers import Answers
 from staticrt.frontend.guards.caches import CacheRecord, holds_fakes, is_recorded
-from staticrt.frontend.guards.decimal_context import DecimalContextRecord, is_decimal
+from staticrt.frontend.guards.decimal_context import is_decimal
 from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
-from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import (
     ClassRecord,
     FunctionRecord,
@@ -40,7 +39,6 @@ from staticrt.frontend.guards.records import (
     DictRecord,
     ListRecord,
     LoggerRecord,
-    Record,
     ScopeRecord,
     holds_identities,
     logger_records,
@@ -51,10 +49,8 @@ from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
 from staticrt.frontend.guards.tensor_memory import TensorMemory, gradient_of
 from staticrt.frontend.guards.value_records import (
-    AnswerRecord,
     BufferRecord,
     FactsRecord,
-    ListingRecord,
     TensorRecord,
 )
 from staticrt.frontend.guards.weak_references import WeakReferences
@@ -74,7 +70,7 @@ _ASK_BY_NAME = frozenset({getattr, hasattr, vars, dir})
 _SYSTEM = frozenset({"logging", "threading", "_thread", "concurrent", "typing", "typing_extensions", "sympy"})
 
 
-class Walk:
+class Walk(Answers):
     """Finds everything mutable that is reachable from some roots, and makes a record of each.
 
     Of a class it records the attributes that the code names. `add_names` adds these names while the code runs; they
@@ -92,9 +88,9 @@ class Walk:
         follows_code: bool = True,
         leaves_out: Callable[[Any], bool] = lambda value: False,
     ) -> None:
+        super().__init__()
         self._leaves_out = leaves_out
         self._seen: set[int] = set()
-        self._records: list[Record] = []
         self._scopes: dict[int, ScopeRecord] = {}  # by the id of the dict
         self._classes: dict[type, ClassRecord] = {}
         self._functions: set[int] = set()
@@ -108,9 +104,6 @@ class Walk:
         self._loggers: list[LoggerRecord] = []
         self._hidden: dict[str, set[str]] = {}  # class -> see `hidden_names`
         self._hidden_method: str | None = None  # bound, so that code may call it by any name
-        self._asked: set[Callable[[], Any]] = set()
-        self._computes_decimals = False
-        self._computes_by_numpy = False
         self._weak = WeakReferences()
         self.caches: list[CacheRecord] = []
         self._lists_classes = False
@@ -157,9 +150,8 @@ class Walk:
                 return
             self._remember(value)
             first = len(self._records)
-            if is_decimal(value) and not self._computes_decimals:
-                self._computes_decimals = True
-                self._records.append(DecimalContextRecord())
+            if is_decimal(value):
+                self.add_decimals()
             if isinstance(value, type):
                 self.add_class(value)
             elif isinstance(value, torch.Tensor):
@@ -206,42 +198,16 @@ class Walk:
                 self._walk(record.read(new))
             if "__annotations__" in new:
                 for each in [record for record in self._records if isinstance(record, FunctionRecord)]:
-                    self.add(f"{each.path}.__annotations__", self._annotations(each.live))
+                    self.add(f"{each.path}.__annotations__", self.annotations(each.live))
             for module in list(self._modules):
                 self.add_scope(vars(module), new & vars(module).keys())
             if self._reads_modules:
                 self.add_scope(sys.modules, new)
 
-    def add_virtual_subclasses(self) -> None:
-        """Code asks whether something is of an abstract class."""
-        self.add_answer(abc.get_cache_token)
-
-    def add_answer(self, function: Callable[[], Any]) -> None:
-        """Code asks a function without arguments, whose answer is a number or text."""
-        if function not in self._asked:
-            self._asked.add(function)
-            self._records.append(AnswerRecord(function))
-
-    def add_numpy(self) -> None:
-        """Code may call functions of numpy."""
-        if not self._computes_by_numpy:
-            self._computes_by_numpy = True
-            self._records.append(NumpyErrorsRecord())
-
     def add_subclasses(self, owner: type) -> None:
         """Code lists the subclasses of a class."""
-        kept: list[type] = owner.__subclasses__()
-        for each in kept:
+        for each in self.listed_subclasses(owner):
             self.add_class(each)
-
-        def subclasses() -> bool:
-            return owner.__subclasses__() == kept
-
-        self.add_answer(subclasses)
-
-    def add_listing(self, value: Any, names: list[str]) -> None:
-        """Code lists the attributes of a value."""
-        self._records.append(ListingRecord(value, names))
 
     def add_class(self, owner: type) -> None:
         """What a class and its bases give their objects by the names that code reads."""
@@ -455,15 +421,6 @@ class Walk:
                 self._reachable.add_attribute(value, key if is_by_name else None, item)
         return found
 
-    def _annotations(self, function: types.FunctionType) -> dict[str, Any]:
-        """The annotations of a function; that it has these is guarded."""
-
-        def annotations() -> int:
-            return id(function.__annotations__)
-
-        self.add_answer(annotations)
-        return function.__annotations__
-
     def _function(self, path: str, function: types.FunctionType) -> list[tuple[str, Any]]:
         if id(function) in self._functions:
             return []
@@ -475,7 +432,7 @@ class Walk:
             self._records.append(record)
             found.append((record.path, record.saved))
         found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not is_leaf(value)]
-        annotations = self._annotations(function) if "__annotations__" in self.read_names else None
+        annotations = self.annotations(function) if "__annotations__" in self.read_names else None
         for own in (function.__kwdefaults__, _C.attributes_of(function), annotations):
             if own:
                 found.append((path, own))
