@@ -53,8 +53,7 @@ def bucket_limits() -> tuple[int, ...]:
     listed = tuple(getattr(active, "bucket_bytes_cap_list", ()))
     if listed:
         return listed
-    config = getattr(active, "_bucket_config", None)  # up to torch 2.12, the first one is always small
-    first = _first_bucket_bytes() if config is None else config.first_bucket_bytes_cap
+    first = _first_bucket_bytes() if active.bucket_bytes_cap_default else active.bucket_bytes_cap
     return (int(first), int(active.bucket_bytes_cap))
 
 
