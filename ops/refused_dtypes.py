@@ -13,11 +13,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 _LARGEST = 1 << 14  # elements of an argument or a result with which an operator is tried
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _known: dict[Any, bool] = {}
 
 
 def refuses_dtypes(target: torch._ops.OpOverload, args: Any, kwargs: Any, result: Any) -> bool:
-    """Whether an operator raises for ones of the dtypes and sizes of these arguments; asked once for each dtypes.
+    """Whether an operator raises for ones of the dtypes and sizes of these arguments; asked once for all sizes.
 
     False where that is not known: for other devices, operators of others, large arguments or results, sizes that data
     decides.
@@ -28,7 +29,7 @@ def refuses_dtypes(target: torch._ops.OpOverload, args: Any, kwargs: Any, result
     if target.namespace != "aten":
         return False
     leaves, structure = pytree.tree_flatten((args, kwargs))
-    key = (target, structure, *(leaf.dtype if isinstance(leaf, torch.Tensor) else None for leaf in leaves))
+    key = (target, structure, *map(_kind, leaves))
     if key in _known:
         return _known[key]
     try:
@@ -42,7 +43,7 @@ def refuses_dtypes(target: torch._ops.OpOverload, args: Any, kwargs: Any, result
         with _disable_current_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             target(*args, **kwargs)
         refused = False
-    except (RuntimeError, NotImplementedError):
+    except Exception:
         refused = True
     if all(leaf.numel() for leaf in made if isinstance(leaf, torch.Tensor)):  # empty ones may reach no kernel
         _known[key] = refused
@@ -51,6 +52,13 @@ def refuses_dtypes(target: torch._ops.OpOverload, args: Any, kwargs: Any, result
 
 class _NotTried(Exception):
     """An argument's example cannot be made."""
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an argument decides whether it is refused: all but the sizes and contents of tensors."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype
+    return type(leaf), None if isinstance(leaf, _SYMBOLIC) else leaf
 
 
 def _like(leaf: Any) -> Any:
@@ -62,8 +70,9 @@ def _like(leaf: Any) -> Any:
             raise _NotTried
         with _disable_current_modes():
             return torch.ones(sizes, dtype=leaf.dtype)
-    if isinstance(leaf, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        if not leaf.node.has_hint():
+    if isinstance(leaf, _SYMBOLIC):
+        hint = getattr(leaf.node, "hint", None)  # not has_hint(), which our own sizes deny
+        if hint is None:
             raise _NotTried
-        return leaf.node.hint
+        return hint
     return leaf

@@ -165,6 +165,7 @@ REFUSED = {
     "sort": (lambda x: x.sort()[1][0], torch.complex64),
     "kthvalue, whose sizes are read": (lambda x: torch.zeros_like(x.kthvalue(1)[0]), torch.bool),
     "cdist": (lambda x: torch.cdist(x, x), torch.float16),
+    "cumsum, with our own sizes": (lambda x: x.cumsum(0, dtype=torch.bool), torch.float32),
 }
 
 
@@ -183,6 +184,19 @@ def test_a_dtype_that_eager_refuses_is_refused_although_nobody_reads_the_result(
             assert_same(outcome(fast, x), outcome(model, x))
         x = torch.ones(3, 3)
         assert_same(outcome(fast, x), outcome(model, x))
+
+
+def test_a_refused_dtype_may_be_an_argument_or_depend_on_one():
+    def model(x, dtype, rounding):
+        torch.linspace(0, 4, 5, dtype=dtype)
+        torch.div(x, x, rounding_mode=rounding)
+        return x * 2
+
+    fast = staticrt.compile(model)
+    x = torch.ones(3, dtype=torch.complex64)
+    for dtype in (torch.float32, torch.bool):
+        for rounding in (None, "floor"):
+            assert_same(outcome(fast, x, dtype, rounding), outcome(model, x, dtype, rounding))
 
 
 def test_operators_that_may_raise_are_known_by_their_contents():
