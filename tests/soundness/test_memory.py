@@ -415,6 +415,29 @@ def test_offsets_of_as_strided_count_from_the_beginning_of_memory(function, comp
         assert (got.tolist(), memory.tolist()) == (want.tolist(), expected.tolist())
 
 
+@pytest.mark.parametrize("write", [True, False])
+def test_windows_of_all_elements_of_what_was_written_are_traced(write):
+    """As the chunks of Longformer's attention: `as_strided` on views of a scaled projection."""
+
+    def function(x):
+        y = x * 2
+        y /= 3
+        rows = y.transpose(0, 1).transpose(0, 1).view(2, -1)
+        if write:
+            rows.add_(1)  # what replaces it has memory of its own
+        n = y.shape[0]
+        windows = rows.as_strided((n - 1, 4), (2, 1))
+        return windows * 1, y + 1
+
+    compiled = staticrt.compile(function)
+    for n in (4, 6, 4):
+        x = torch.randn(n, 2)
+        torch.testing.assert_close(compiled(x), function(x))
+    explanation = compiled.explain()
+    assert explanation.traces, explanation
+    assert not explanation.eager, explanation
+
+
 def test_as_strided_writes_beyond_the_view_that_it_was_called_on():
     def function(x):
         strided = x.softmax(-1).split(1, -1)[1].as_strided((2, 2), (1, 2))

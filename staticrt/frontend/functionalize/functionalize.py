@@ -24,6 +24,11 @@ aten = torch.ops.aten
 
 # Updates of whole parameter groups: they stay in place, since copies of all parameters would only be copied back.
 _STAY_IN_PLACE = frozenset({"staticrt::adam_", "staticrt::sgd_"})
+# Views that have all elements of what they view.
+_OF_ALL = frozenset({
+    aten.view.default, aten._unsafe_view.default, aten.transpose.int, aten.permute.default, aten.t.default,
+    aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+})  # fmt: skip
 
 
 def functionalize(recorded: Tracer, outputs: list[Any]) -> tuple[Tracer, list[Any], set[fx.Node]]:
@@ -220,9 +225,23 @@ class _Functionalizer:
         storage = storage_of(node.meta["val"])
         if node.target is aten.as_strided.default and storage in self.written:
             root = self.roots[storage]
-            is_of_root = self._canonical(cast(fx.Node, node.args[0])) is root
-            if not is_of_root or (offset is not None and root.op == "placeholder"):
+            source = self._canonical(cast(fx.Node, node.args[0]))
+            is_argument = root.op == "placeholder"
+            if not (
+                (source is root and not (is_argument and offset is not None))
+                or (offset is None and not is_argument and self._is_all_of(source, root))
+            ):
                 raise CannotTrace("as_strided at an offset into memory that is written", even_in_parts=True)
+
+    def _is_all_of(self, view: fx.Node, root: fx.Node) -> bool:
+        """Whether a view has all elements of its root, and what replaces it in the graph has its strides."""
+        strides = _strides(self._value(view))
+        node = view
+        while node is not root:
+            if node.target not in _OF_ALL or not isinstance(node.args[0], fx.Node):
+                return False
+            node = self._canonical(node.args[0])
+        return strides == _strides(view.meta["val"])
 
     def _values(self, args: tuple[Any, ...]) -> list[Any]:
         return [self._value(arg) for arg in args]
