@@ -1,5 +1,7 @@
-"""Locks of model code: a trace takes none, and code that names one without taking it is compiled."""
+"""Locks of model code: a trace reads none, and code that names one without reading it is compiled."""
 
+import contextlib
+import sys
 import threading
 
 import pytest
@@ -46,6 +48,66 @@ def _reads_count_after_it_changed(x):
 def _hands_globals_on(x):
     read = lambda: _LOCK.locked()  # noqa: E731
     return x + read()
+
+
+class _Holder:
+    lock = _LOCK
+
+
+def _compares(x):
+    return x + 1 if _LOCK is _Holder.lock else x - 1
+
+
+def _asks_for_class(x):
+    return x + 1 if isinstance(_LOCK, type(_Holder.lock)) else x - 1
+
+
+def _shows(x):
+    return x + len(f"{_LOCK}".split(" ")[0])
+
+
+def _passes_on(x):
+    return x + _is_ours(_LOCK)
+
+
+def _is_ours(lock, ours=_LOCK):
+    return 1 if lock is ours else 2
+
+
+def _holds_in_class(x):
+    class Held:
+        lock = _LOCK
+
+    return x + _is_ours(Held.lock)
+
+
+def _sees_what_a_call_puts_back(x):
+    if _COUNT < 0:
+        with _LOCK:
+            pass
+    with _counts():
+        return x + _COUNT
+
+
+@contextlib.contextmanager
+def _counts():
+    global _COUNT
+    _COUNT += 1
+    try:
+        yield
+    finally:
+        _COUNT -= 1
+
+
+def _hands_globals_to_what_it_calls(x):
+    if _COUNT < 0:
+        with _LOCK:
+            pass
+    return x + _globals_of_caller_are_ours()
+
+
+def _globals_of_caller_are_ours():
+    return 1 if sys._getframe(1).f_globals is globals() else 2
 
 
 @pytest.mark.parametrize("gradients", [False, True])
@@ -100,6 +162,38 @@ def test_globals_that_change_or_are_handed_on_are_the_real_ones(function):
             results.append([run(torch.zeros(2)).tolist() for _call in range(4)])
     assert results[0] == results[1]
     assert type(_LOCK) is type(threading.Lock())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(_compares, _asks_for_class, _shows, _passes_on, _holds_in_class),
+        *(_sees_what_a_call_puts_back, _hands_globals_to_what_it_calls),
+    ],
+)
+def test_code_reads_the_lock_and_globals_as_they_are(function):
+    compiled = staticrt.compile(function)
+    x = torch.zeros(2)
+    with torch.no_grad():
+        want = function(x).tolist()
+        assert [compiled(x).tolist() for _call in range(4)] == [want] * 4
+
+
+def test_a_lock_that_a_module_holds_too_is_not_taken_in_a_trace():
+    module = sys.modules[__name__]
+
+    def takes(x):
+        if x is None:
+            return _LOCK
+        with module._LOCK:
+            return x + 1
+
+    compiled = staticrt.compile(takes)
+    with torch.no_grad():
+        for _call in range(3):
+            assert compiled(torch.zeros(2)).tolist() == [1.0, 1.0]
+    reasons = [report.reason for report in compiled.explain().eager]
+    assert "the model uses the lock '_LOCK'" in reasons
 
 
 def test_hidden_states_of_transformers_are_compiled():

@@ -35,8 +35,8 @@ from staticrt.frontend.guards.effects import (
     missed_by_dynamo,
     torch_effects,
 )
+from staticrt.frontend.guards.global_locks import LockWatch, global_locks
 from staticrt.frontend.guards.late_effects import global_writes, module_look_ups
-from staticrt.frontend.guards.lock_stand_ins import LockStandIns, global_locks
 from staticrt.frontend.guards.model_builtins import (
     CALL_EACH,
     MODEL_BUILTINS,
@@ -91,7 +91,7 @@ class Watcher:
         self._constants = constants
         self._may_change_gradients = may_change_gradients
         self._reads = Reads(snapshot, weakly(self._note))
-        self._locks = LockStandIns(weakly(self._note_once))
+        self._locks = LockWatch(weakly(self._note_once))
         self._entered: set[int] = set()  # ids of code objects, which the watcher keeps
         self._watcher: _C.CallWatcher | None = None
         self._handlers: frozenset[int] = frozenset()  # ids of code, of signals: not the model's either

@@ -37,8 +37,8 @@ from staticrt.frontend.guards.effects import (
     is_own_random,
     library_module,
 )
+from staticrt.frontend.guards.global_locks import FIND_GLOBALS, global_locks
 from staticrt.frontend.guards.late_effects import module_look_ups, names_modules
-from staticrt.frontend.guards.lock_stand_ins import FIND_GLOBALS, global_locks
 from staticrt.frontend.guards.special_names import names_of
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_values import cell_content
@@ -149,8 +149,9 @@ class Reads:
         scope = frame.f_globals
         # Not what code names as attributes only: a script's loop gives `x` and `data` new values in each call.
         wanted = names if names & FIND_GLOBALS else global_names(code)
+        locks = global_locks(frame)
         for name in wanted & scope.keys():
-            self._global(scope, name, names, frame if is_model else None)
+            self._global(scope, name, names, frame if is_model else None, name in locks)
         self._builtins(scope, names)
         if not is_model:
             return
@@ -276,13 +277,20 @@ class Reads:
             self._check_value(attributes[name], name, frame)
 
     def _global(
-        self, scope: dict[str, Any], name: str, names: frozenset[str], frame: types.FrameType | None
+        self,
+        scope: dict[str, Any],
+        name: str,
+        names: frozenset[str],
+        frame: types.FrameType | None,
+        is_watched: bool = False,
     ) -> None:
+        """A name in a module; `is_watched`: a lock that ends the trace when the code reads it."""
         value = scope[name]
         is_module = isinstance(value, types.ModuleType)
         if name.startswith("__") and not is_module:  # `torch.__future__` is one
             return
-        self._check_value(value, name, frame)
+        if not is_watched:
+            self._check_value(value, name, frame)
         is_only_asked = (
             frame is not None
             and type(value) is set
@@ -328,8 +336,7 @@ class Reads:
             return
         if hasattr(type(value), "__next__") and not isinstance(value, type):
             self._refuse(f"reads the iterator {name!r}", frame)
-        is_own = frame.f_globals.get(name) is value
-        if is_lock(value) and not (is_own and name in global_locks(frame)):
+        if is_lock(value):
             self._refuse(f"uses the lock {name!r}", frame)
         effect = effect_of_partial(value)
         if effect is not None:
