@@ -91,7 +91,8 @@ inline constexpr int64_t kMaxMeasuredFlops = 50'000'000;  // of one run of a pro
 inline constexpr int64_t kMaxMeasuredMultiplyAdds = 60'000'000;  // of one run of a convolution: a millisecond
 inline constexpr int64_t kMinMeasuredLines = 8;                  // of a convolution's output
 inline constexpr int64_t kMaxRouteNs = 1'000'000;                // for one route of one shape
-inline constexpr int64_t kProcessBudgetNs = 150'000'000;  // for all shapes of a kind; then rules choose
+inline constexpr int64_t kProductBudgetNs = 30'000'000;   // for all products of a process; then rules choose
+inline constexpr int64_t kWinogradBudgetNs = 80'000'000;  // as much for its convolutions
 
 // ---- planner ------------------------------------------------------------------------------------------
 

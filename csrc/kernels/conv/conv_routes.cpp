@@ -3,6 +3,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "common/tuning.h"
@@ -89,7 +90,9 @@ bool is_faster_by_rule(const ConvPlan& p) {
 }
 
 Side choose_side(const ConvPlan& p, PrepareRequest& request) {
-  static int64_t spent_ns = 0;  // one thread decides at a time
+  // One thread decides at a time.
+  static int64_t spent_ns = 0;
+  static std::map<std::array<int64_t, 3>, Side> measured;  // the last one of these channels and threads
   const Side largest = largest_side(p, request);
   RouteChoice choice = choose_route(
       "winograd",
@@ -97,10 +100,17 @@ Side choose_side(const ConvPlan& p, PrepareRequest& request) {
        largest},
       [&](int64_t kept) { return kept == 0 || kept == 2 || kept == largest; },
       [&]() -> Side {
-        if (spent_ns >= tuning::kProcessBudgetNs) return is_faster_by_rule(p) ? largest : 0;
+        const std::array<int64_t, 3> channels{p.in_channels, p.out_channels, p.num_threads};
+        if (spent_ns >= tuning::kWinogradBudgetNs) {
+          // Images of another size tell more about this machine than the rule does.
+          const auto found = measured.find(channels);
+          if (found != measured.end()) return std::min(found->second, largest);
+          return is_faster_by_rule(p) ? largest : 0;
+        }
         const int64_t start = measuring_clock_ns(p.num_threads);
         const Side side = fastest(p, largest);
         spent_ns += measuring_clock_ns(p.num_threads) - start;
+        measured[channels] = side;
         return side;
       });
   request.choices.push_back(std::move(choice));

@@ -238,7 +238,7 @@ Route choose(const MatmulShape& s, const std::vector<Route>& routes, PrepareRequ
       },
       [&] {
         Route route = by_rule(s, routes);
-        if (measured_ns < tuning::kProcessBudgetNs) {
+        if (measured_ns < tuning::kProductBudgetNs) {
           const int64_t start = measuring_clock_ns(s.num_threads);
           route = fastest(s, routes);
           measured_ns += measuring_clock_ns(s.num_threads) - start;
