@@ -82,7 +82,6 @@ inline constexpr int64_t kMinRowsPackedEachCall = 160;  // of a product with AVX
 inline constexpr int64_t kMaxPlaneWork = 250'000;       // multiply-adds of a depthwise convolution by planes
 inline constexpr float kMaxWinogradRange = 256;  // of the largest pixels of a tile and of an output's window
 inline constexpr int64_t kMaxPooledElements = 24'000;  // windows of planes times their taps, then eager
-inline constexpr int64_t kMaxGatheredElements = 4096;  // single elements, then eager
 inline constexpr int64_t kFewChannels = 4;             // images of so few are transposed pixel by pixel
 
 // ---- autotuning: what measuring may cost --------------------------------------------------------------

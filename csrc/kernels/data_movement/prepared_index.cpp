@@ -2,6 +2,7 @@
 // so that eager raises its error.
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -79,6 +80,73 @@ std::optional<PreparedCall> select_rows(const TensorOperand& from, const TensorO
       "rows", {grid});
 }
 
+struct GatherPlan {
+  Blocks from, to;
+  Indices indices;
+  Operand source, target;
+  int num_threads;
+};
+
+// to[i, k] = from[index[i, k], k] for rows [begin, end) and columns [first, last); false: an index is out of
+// range.
+template <typename Element, typename Index>
+bool gather_block(const Element* from, const Index* index, Element* to, const GatherPlan& p, int64_t begin,
+                  int64_t end, int64_t first, int64_t last) {
+  const auto middle = static_cast<uint64_t>(p.from.middle);
+  const int64_t inner = p.from.inner;
+  const auto row_at = [&](int64_t i) { return static_cast<uint64_t>(static_cast<int64_t>(index[i])); };
+  if (inner == 1) {  // an inner loop of one turn would take most of the time
+    for (int64_t i = begin; i < end; ++i) {
+      const uint64_t row = row_at(i);
+      if (row >= middle) return false;  // also negative ones
+      to[i] = from[row];
+    }
+    return true;
+  }
+  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t k = first; k < last; ++k) {
+      const uint64_t row = row_at(i * inner + k);
+      if (row >= middle) return false;
+      to[i * inner + k] = from[static_cast<int64_t>(row) * inner + k];
+    }
+  }
+  return true;
+}
+
+template <typename Element, typename Index>
+PreparedCall gather_by(const GatherPlan& p) {
+  const Grid grid{.rows = p.to.outer * p.to.middle, .columns = p.to.inner, .cell_ns = 1};
+  return call_with(
+      [=](char* const* bases, char*) {
+        std::atomic<int> status{kRan};
+        const auto* from = reinterpret_cast<const Element*>(p.source.at(bases));
+        const auto* index = reinterpret_cast<const Index*>(p.indices.where.at(bases));
+        auto* to = reinterpret_cast<Element*>(p.target.at(bases));
+        run_tiles(grid, p.num_threads, [&](const Tile& tile) {
+          if (p.to.middle == 0) return;
+          int64_t block = tile.row_begin / p.to.middle;
+          int64_t begin = tile.row_begin % p.to.middle;
+          for (int64_t left = tile.row_end - tile.row_begin; left > 0; ++block, begin = 0) {
+            const int64_t end = std::min(p.to.middle, begin + left);
+            const int64_t start = block * p.to.middle * p.to.inner;
+            if (!gather_block(from + block * p.from.middle * p.from.inner, index + start, to + start, p,
+                              begin, end, tile.column_begin, tile.column_end)) {
+              status = kRedo;
+              return;
+            }
+            left -= end - begin;
+          }
+        });
+        return status.load();
+      },
+      "elements", {grid});
+}
+
+template <typename Element>
+PreparedCall gather_with(const GatherPlan& p) {
+  return p.indices.wide ? gather_by<Element, int64_t>(p) : gather_by<Element, int32_t>(p);
+}
+
 }  // namespace
 
 // embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
@@ -115,45 +183,21 @@ SRT_PREPARE("aten::gather", prepare_gather) {
   }
   const size_t dim = dim_of(request, x->meta);
   if (!equal_sizes_except(dim, x->meta, index->meta)) return std::nullopt;
-  const auto element = static_cast<int64_t>(c10::elementSize(x->meta.dtype));
-  if (element > 8) return std::nullopt;
   const Blocks from = blocks_of(x->meta, dim, dim);
   const Blocks to = blocks_of(index->meta, dim, dim);
-  // For many single elements eager's kernel is faster; for few its call costs more.
-  if (to.inner == 1 && to.outer * to.middle > tuning::kMaxGatheredElements) return std::nullopt;
-  const Indices indices = indices_of(*index);
-  const Operand source = x->where;
-  const Operand target = out.where;
-  const int threads = request.num_threads;
-  const Grid grid{.rows = to.outer * to.middle, .columns = to.inner, .cell_ns = 1};
-  return call_with(
-      [=](char* const* bases, char*) {
-        const char* in = source.at(bases);
-        char* result = target.at(bases);
-        std::atomic<int> status{kRan};
-        run_tiles(grid, threads, [&](const Tile& tile) {
-          for (int64_t i = tile.row_begin; i < tile.row_end; ++i) {
-            for (int64_t k = tile.column_begin; k < tile.column_end; ++k) {
-              const int64_t at = i * to.inner + k;
-              const int64_t row = indices(bases, at);
-              if (row < 0 || row >= from.middle) {
-                status = kRedo;
-                return;
-              }
-              const int64_t source_at = (i / to.middle * from.middle + row) * from.inner + k;
-              if (element == 4) {
-                std::memcpy(result + at * 4, in + source_at * 4, 4);
-              } else if (element == 8) {
-                std::memcpy(result + at * 8, in + source_at * 8, 8);
-              } else {
-                std::memcpy(result + at * element, in + source_at * element, static_cast<size_t>(element));
-              }
-            }
-          }
-        });
-        return status.load();
-      },
-      "elements", {grid});
+  const GatherPlan plan{from, to, indices_of(*index), x->where, out.where, request.num_threads};
+  switch (c10::elementSize(x->meta.dtype)) {
+    case 1:
+      return gather_with<uint8_t>(plan);
+    case 2:
+      return gather_with<uint16_t>(plan);
+    case 4:
+      return gather_with<uint32_t>(plan);
+    case 8:
+      return gather_with<uint64_t>(plan);
+    default:
+      return std::nullopt;
+  }
 }
 
 // index_add(self, dim, index, source, alpha): out = self, then out[o, index[i], :] += alpha * source[o, i, :]

@@ -250,6 +250,9 @@ TEST(index_operators) {
   }
   expect_prepared("aten::gather", {normal(rng, {5, 6, 7}), 1, indices(rng, {5, 4, 7}, 6)});
   expect_prepared("aten::gather", {random_tensor(rng, {5, 6}, at::kLong), 1, indices(rng, {5, 9}, 6)});
+  expect_prepared("aten::gather", {normal(rng, {5, 6}), 1, indices(rng, {5, 0}, 6)});
+  for (const auto dtype : {at::kBool, at::kShort, at::kFloat, at::kDouble})
+    expect_prepared("aten::gather", {random_tensor(rng, {70, 101}, dtype), 1, indices(rng, {70, 90}, 101)});
   expect_prepared("aten::scatter_add",
                   {normal(rng, {5, 6}), 0, indices(rng, {9, 6}, 5), normal(rng, {9, 6})});
   expect_prepared("aten::scatter_add",
