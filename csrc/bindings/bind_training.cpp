@@ -236,7 +236,7 @@ bool overlapping(const py::tuple& inputs, const std::set<size_t>& written) {
   return false;
 }
 
-// As shared_memory(), of values among which tensors count.
+// Calls shared_memory(); values that are no tensors share none.
 bool shares_memory(const std::vector<uint32_t>& written, const py::list& values) {
   std::vector<InputView> inputs;
   for (const py::handle& value : values) {

@@ -193,7 +193,7 @@ class Region:
             return run(*inputs)
         if self._writes or compiler.written:
             memory = (inputs, compiler.written)
-            # Of what overlaps itself, AOTAutograd would write a copy back, element by element.
+            # AOTAutograd would copy an input that overlaps itself, and write the copy back element by element.
             if _C.overlapping(*held_memory(*memory) if self._has_wrappers else memory):
                 return self._eager(*inputs)
         try:

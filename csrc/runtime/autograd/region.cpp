@@ -108,7 +108,7 @@ bool Region::run_forward(const std::vector<c10::IValue>& inputs, bool only_prepa
 bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vector<c10::IValue>& outputs) {
   SRT_CHECK(inputs.size() == plan_.num_inputs, plan_.name, ": expected ", plan_.num_inputs, " inputs, got ",
             inputs.size());
-  // What results view: the region may detach its inputs.
+  // Results view the inputs as they were given: below, the region may detach its own.
   const std::vector<c10::IValue> given = plan_.views.results.empty() ? std::vector<c10::IValue>() : inputs;
   bool differentiate = false;
   if (at::GradMode::is_enabled()) {
