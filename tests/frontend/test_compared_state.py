@@ -3,6 +3,7 @@
 import copy
 import copyreg
 import sys
+import traceback
 from unittest import mock
 
 import numpy as np
@@ -179,9 +180,14 @@ def test_how_a_class_is_copied_is_compared(copied, around):
         assert torch.equal(compiled(torch.ones(2)), model(torch.ones(2)))
 
 
+@pytest.mark.parametrize(
+    "is_handling",
+    [lambda: sys.exc_info()[1] is not None, lambda: "KeyError" in traceback.format_exc()],
+    ids=["exc_info", "format_exc"],
+)
 @pytest.mark.parametrize("around", [lambda function: function, _after_a_break], ids=["whole", "parts"])
-def test_the_error_that_a_caller_handles_is_seen(around):
-    compiled = staticrt.compile(around(lambda x: x * 2 if sys.exc_info()[1] is None else x * 3))
+def test_the_error_that_a_caller_handles_is_seen(around, is_handling):
+    compiled = staticrt.compile(around(lambda x: x * 3 if is_handling() else x * 2))
 
     def handling():
         try:
@@ -192,3 +198,15 @@ def test_the_error_that_a_caller_handles_is_seen(around):
     with torch.no_grad():
         for _call in range(3):
             assert (compiled(torch.ones(1)).item(), handling()) == (2.0, 3.0)
+
+
+def _not_annotated(x):
+    return x
+
+
+def test_annotations_that_a_function_gets_later_are_seen():
+    compiled = staticrt.compile(lambda x: x + len(_not_annotated.__annotations__))
+    with torch.no_grad(), mock.patch.dict(_not_annotated.__annotations__):
+        for number, name in enumerate("abc"):
+            assert compiled(torch.zeros(1)).item() == number
+            _not_annotated.__annotations__[name] = int

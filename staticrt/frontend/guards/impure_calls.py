@@ -267,7 +267,7 @@ class Watcher:
             self._snapshot.add_subclasses(owner)
             return
         what = effect_of(function)
-        if what is None or (caller is not frame and _is_internal(what)):
+        if what is None or (caller is not frame and _is_internal(what, frame)):
             return
         self.even_in_parts |= missed_by_dynamo(function)
         self._note(what, caller, often_once="_warnings." in what)
@@ -417,12 +417,14 @@ def _model_frame(frame: types.FrameType | None) -> types.FrameType | None:
     return None
 
 
-def _is_internal(what: str) -> bool:
+def _is_internal(what: str, frame: types.FrameType) -> bool:
     """Whether something is without effect where Python's library does it: files in memory, generated code, limits, locks of its own."""
+    if what.startswith("calls sys.exc"):  # `contextlib` asks, and tells nobody
+        return library_module(frame.f_code.co_filename) != "traceback"
     return what in ("calls exec()", "calls __import__()") or what.startswith(
         (
             *("calls _io.StringIO", "calls _io.BytesIO", "calls sys.get", "calls gc.get"),
-            *("calls gc.isenabled", "calls _thread.lock", "calls _thread.RLock", "calls sys.exc"),
+            *("calls gc.isenabled", "calls _thread.lock", "calls _thread.RLock"),
         )
     )
 

@@ -432,10 +432,9 @@ class Walk(Answers):
             self._records.append(record)
             found.append((record.path, record.saved))
         found += [(f"{path}(...)", value) for value in function.__defaults__ or () if not is_leaf(value)]
-        annotations = self.annotations(function) if "__annotations__" in self.read_names else None
-        for own in (function.__kwdefaults__, _C.attributes_of(function), annotations):
-            if own:
-                found.append((path, own))
+        found += [(path, own) for own in (function.__kwdefaults__, _C.attributes_of(function)) if own]
+        if "__annotations__" in self.read_names:
+            found.append((path, self.annotations(function)))
         return found
 
 
