@@ -53,6 +53,8 @@ class Bytecodes:
         self.counts: Counter[Place] = Counter()
 
     def __enter__(self) -> Bytecodes:
+        # Python 3.12 sends bytecodes only where a frame asked for them before tracing began.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._on_call)
         return self
 
