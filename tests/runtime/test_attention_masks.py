@@ -18,7 +18,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize(
-    "sizes", [(64, 64, 16), (5, 7, 8), (17, 33, 24), (130, 70, 32), (40, 600, 64)], ids=str
+    "sizes", [(64, 64, 32), (5, 7, 8), (17, 33, 24), (130, 70, 32), (40, 600, 64)], ids=str
 )
 @pytest.mark.parametrize("name", MASKS)
 @torch.no_grad()

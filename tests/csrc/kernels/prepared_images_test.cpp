@@ -46,6 +46,18 @@ TEST(attention_equals_eager) {
       op, {unit(rng, {3, 9, 16}), unit(rng, {3, 8, 16}), unit(rng, {3, 8, 16}), c10::IValue(), 0.0, false});
 }
 
+TEST(attention_whose_panels_would_be_half_empty_is_torchs) {
+  std::mt19937 rng(14);
+  const auto is_prepared = [&](int64_t heads, int64_t keys) {
+    const at::Tensor x = unit(rng, {1, heads, keys, 4});
+    return run_prepared("aten::scaled_dot_product_attention", {x, x, x, c10::IValue(), 0.0, false}, {x})
+        .prepared;
+  };
+  EXPECT(!is_prepared(4, 33));
+  EXPECT(is_prepared(1, 33));  // a call of torch's kernel costs more
+  EXPECT(is_prepared(4, 16));
+}
+
 TEST(convolutions_equal_eager) {
   std::mt19937 rng(2);
   struct Case {
