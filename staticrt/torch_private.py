@@ -208,7 +208,8 @@ def other_settings() -> dict[str, Any]:
         "view_replay": torch._C._is_view_replay_enabled(),
         "warn_always": torch.is_warn_always_enabled(),
         "conversion_of_modules": repr({k: v for k, v in vars(torch.__future__).items() if type(v) is bool}),
-        "print_options": str(torch._tensor_str.PRINT_OPTS),
+        # Not its repr: an interrupt within that of a dataclass changes the text of later ones.
+        "print_options": str(vars(torch._tensor_str.PRINT_OPTS)),
     }
 
 

@@ -77,7 +77,7 @@ def test_a_thread_gets_its_state_back():
             compiling.depth(),
             budget.state(),
             patches.lock._is_owned(),
-            str(torch._tensor_str.PRINT_OPTS),
+            str(vars(torch._tensor_str.PRINT_OPTS)),
         )
 
     before, expected = ThreadState(), seen()
