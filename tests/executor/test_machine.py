@@ -382,7 +382,7 @@ def test_arguments_are_flattened_once(monkeypatch):
     with torch.enable_grad():
         compiled(torch.ones(3))
         flattened.clear()
-        compiled(torch.ones(3)).sum().backward()
+        compiled(torch.ones(2, 3)).sum().backward()  # of another key
     assert len(flattened) == 1
 
 
