@@ -15,15 +15,7 @@ from torch import fx
 
 from staticrt.api.options import checked_options
 from staticrt.errors import OptionError
-from staticrt.frontend.dynamo import (
-    changed_weights,
-    class_attributes,
-    differences,
-    in_place_views,
-    interrupts,
-    key_order,
-    signs_of_zero,
-)
+from staticrt.frontend.dynamo import differences, interrupts, patches
 from staticrt.options import Options
 from staticrt.training.regions import needs_gradients, region_of
 
@@ -32,11 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 # torch.compile imports this module when it looks up the backend, before Dynamo traces the first frame.
-in_place_views.note_new_sizes()
-signs_of_zero.guard()
-key_order.guard()
-class_attributes.guard()
-changed_weights.guard()
+patches.install()
 interrupts.answer_devices()
 
 # Presets of torch.compile. All but "reduce-overhead" tune Inductor's search for kernels, which staticrt does not have.

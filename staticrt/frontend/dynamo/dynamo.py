@@ -19,15 +19,7 @@ import torch
 
 from staticrt import locks, tuning
 from staticrt.frontend import budget
-from staticrt.frontend.dynamo import (
-    changed_weights,
-    class_attributes,
-    differences,
-    in_place_views,
-    interrupts,
-    key_order,
-    signs_of_zero,
-)
+from staticrt.frontend.dynamo import differences, interrupts, patches
 from staticrt.frontend.dynamo.parallel import has_small_buckets, in_small_buckets
 from staticrt.frontend.graph import KnownInputs
 from staticrt.frontend.guards import effects
@@ -298,11 +290,7 @@ def _interruptible() -> Iterator[None]:
 
     locks.free_in_children(compile_lock)
     _patch()
-    in_place_views.note_new_sizes()
-    signs_of_zero.guard()
-    key_order.guard()
-    class_attributes.guard()
-    changed_weights.guard()
+    patches.install()
     with compile_lock:
         yield
 

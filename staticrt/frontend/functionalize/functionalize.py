@@ -235,13 +235,12 @@ class _Functionalizer:
 
     def _is_all_of(self, view: fx.Node, root: fx.Node) -> bool:
         """Whether a view has all elements of its root, and what replaces it in the graph has its strides."""
-        strides = _strides(self._value(view))
         node = view
         while node is not root:
             if node.target not in _OF_ALL or not isinstance(node.args[0], fx.Node):
                 return False
             node = self._canonical(node.args[0])
-        return strides == _strides(view.meta["val"])
+        return _strides(self._value(view)) == _strides(view.meta["val"])
 
     def _values(self, args: tuple[Any, ...]) -> list[Any]:
         return [self._value(arg) for arg in args]

@@ -63,7 +63,8 @@ _MODULES: dict[str, frozenset[str]] = {
 _FUNCTIONS = frozenset({
     "sys.settrace", "sys.setprofile", "sys.setrecursionlimit", "sys.setswitchinterval", "sys.addaudithook",
     "sys.set_int_max_str_digits", "sys.displayhook", "sys.excepthook", "sys.getrecursionlimit",
-    "sys.getswitchinterval", "sys.exc_info", "sys.exception", "sys.gettrace", "sys.getprofile", "sys.getrefcount", "sys.getallocatedblocks",
+    "sys.getswitchinterval", "sys.exc_info", "sys.exception", "sys.gettrace", "sys.getprofile",
+    "sys.getrefcount", "sys.getallocatedblocks",
     "sys._current_frames", "sys.get_int_max_str_digits", "gc.isenabled", "gc.get_count", "gc.get_stats",
     "gc.get_threshold", "gc.get_objects", "gc.get_referrers", "_decimal.getcontext", "_decimal.setcontext",
     "_locale.localeconv", "_weakref.getweakrefcount", "gc.collect", "gc.enable", "gc.disable",
