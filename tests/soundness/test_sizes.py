@@ -157,3 +157,17 @@ def test_what_is_written_in_place_does_not_grow(name):
         for sizes in ((4, 1), (3, 1)):
             with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
                 fast(torch.ones(sizes), torch.ones(sizes[::-1]))
+
+
+@pytest.mark.parametrize("name", ["__lshift__", "__rshift__", "__and__", "__ior__"])
+def test_operators_of_python_broadcast(name):
+    def f(x, y):
+        return getattr(x * 1, name)(y) + 1
+
+    fast = staticrt.compile(f)
+    with torch.no_grad():
+        for rows in (4, 3):
+            x, y = torch.randint(5, (rows, 2)), torch.randint(5, (1, 2))
+            left, right = (x, y) if name == "__ior__" else (x[:, :1], y)
+            assert fast(left, right).equal(f(left, right))
+    assert fast.explain().traces and not fast.explain().eager, fast.explain()

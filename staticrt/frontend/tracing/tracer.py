@@ -232,7 +232,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = None if key is None else fake_memo.recall(self.fake_mode, *key)
         if out is None:
             # Meta functions call operators on symbolic sizes; their C++ kernels take only concrete ones.
-            first = fake_args[0] if fake_args and func._opname.endswith("_") else None
+            in_place = func._schema.is_mutable and func._opname.endswith("_")  # `__lshift__` writes nothing
+            first = fake_args[0] if fake_args and in_place else None
             sizes = first.shape if isinstance(first, torch.Tensor) else None
             with enable_python_dispatcher(), inplace_views.resizing(outs):
                 out = func(*fake_args, **fake_kwargs)
