@@ -437,3 +437,25 @@ def test_the_layout_of_a_tensor_that_is_not_read_is_compared_in_each_call(change
         assert compiled._executor.fast_calls > 0
         change(model.table)
         torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_a_question_that_code_repeats_is_guarded_once():
+    class Base:
+        step = 1.0
+
+    kept = type("Derived", (Base,), {"step": 2.0})
+
+    def answers(repeats):
+        def function(x):
+            for _ in range(repeats):
+                for kind in Base.__subclasses__():
+                    x = x + kind.step
+            return x
+
+        compiled = staticrt.compile(function)
+        with torch.no_grad():
+            assert compiled(torch.zeros(2)).tolist() == [2.0 * repeats] * 2
+        return next(line for line in str(compiled.explain()).splitlines() if "state:" in line)
+
+    assert answers(1) == answers(5)
+    assert Base.__subclasses__() == [kept]

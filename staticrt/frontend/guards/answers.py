@@ -18,7 +18,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._records: list[Record] = []
-        self._asked: set[Callable[[], Any]] = set()
+        self._asked: set[Any] = set()  # what each record is of
 
     def add_answer(self, function: Callable[[], Any]) -> None:
         """Code asks a function without arguments, whose answer is a number or text."""
@@ -47,7 +47,7 @@ class Answers:
         def subclasses() -> bool:
             return owner.__subclasses__() == kept
 
-        self.add_answer(subclasses)
+        self._add_once(("subclasses", id(owner)), lambda: AnswerRecord(subclasses))
         return kept
 
     def annotations(self, function: types.FunctionType) -> dict[str, Any]:
@@ -56,10 +56,10 @@ class Answers:
         def annotations() -> int:
             return id(function.__annotations__)
 
-        self.add_answer(annotations)
+        self._add_once(("annotations", id(function)), lambda: AnswerRecord(annotations))
         return function.__annotations__
 
-    def _add_once(self, asked: Callable[[], Any], record: Callable[[], Record]) -> None:
+    def _add_once(self, asked: Any, record: Callable[[], Record]) -> None:
         if asked not in self._asked:
             self._asked.add(asked)
             self._records.append(record())
