@@ -42,6 +42,16 @@ void join(const at::Tensor& base, const at::Tensor& result, bool detached, bool 
                            nullptr, nullptr, creation);
 }
 
+struct Keys : c10::TensorImpl {
+  static constexpr c10::DispatchKeySet c10::TensorImpl::* of = &Keys::key_set_;
+};
+
+// Makes an inference tensor of one that nobody else holds and that views nothing.
+void convert(c10::TensorImpl& impl) {
+  impl.*Keys::of = impl.*Keys::of - c10::autograd_dispatch_keyset - c10::inplace_or_view_ks;
+  impl.set_version_counter(c10::VariableVersion(c10::VariableVersion::DISABLED));
+}
+
 // An inference tensor over the same bytes.
 at::Tensor remade(const at::Tensor& tensor) {
   const c10::InferenceMode on(true);
@@ -115,7 +125,7 @@ void CallerResults::finish(std::span<const InputView> inputs, std::vector<c10::I
     return false;
   };
 
-  std::vector<bool> is_view(inference ? outputs.size() : 0, false);
+  std::vector<bool> is_view(inference && !views_.empty() ? outputs.size() : 0, false);
   for (const View& view : views_) {
     if (view.base_output && (inference || is_inference_[*view.base_output])) continue;
     if (!outputs[view.output].isTensor()) continue;
@@ -137,9 +147,13 @@ void CallerResults::finish(std::span<const InputView> inputs, std::vector<c10::I
   if (!inference && !any_is_inference_) return;
 
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!(inference ? !is_view[i] : is_inference_[i]) || !outputs[i].isTensor()) continue;
+    if (!(inference ? is_view.empty() || !is_view[i] : is_inference_[i]) || !outputs[i].isTensor()) continue;
     const at::Tensor& result = outputs[i].toTensor();
     if (!is_plain(result) || result.is_inference()) continue;
+    if (result.use_count() == 1 && result.unsafeGetTensorImpl()->autograd_meta() == nullptr) {
+      convert(*result.unsafeGetTensorImpl());
+      continue;
+    }
     const bool given = std::any_of(inputs.begin(), inputs.end(), [&](const InputView& input) {
       return input.tensor != nullptr && input.tensor->unsafeGetTensorImpl() == result.unsafeGetTensorImpl();
     });
