@@ -46,10 +46,17 @@ def __getattr__(name: str) -> Any:
         info = importlib.import_module("staticrt._build_info")
         return os.path.join(os.path.dirname(str(info.__file__)), "share", "cmake")
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        return getattr(_imported(_LAZY[name]), name)
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+        return _imported(_MODULES[name])
     raise AttributeError(f"module 'staticrt' has no attribute {name!r}")
+
+
+def _imported(module: str) -> Any:
+    """A module of the package. Hundreds may be imported for it, whose functions and classes all stay alive."""
+    collector = importlib.import_module("staticrt.frontend.collector")
+    with collector.seldom_collecting():
+        return importlib.import_module(module)
 
 
 def __dir__() -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -42,6 +44,19 @@ def test_limits_that_are_set_meanwhile_stay():
     with seldom_collecting():
         gc.set_threshold(900, 7, 7)
     assert gc.get_threshold() == (900, 7, 7)
+
+
+def test_imports_of_public_names_collect_seldom(monkeypatch, limits):
+    seen = {}
+
+    def note(name):
+        seen[name] = gc.get_threshold()[0]
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(staticrt, "importlib", types.SimpleNamespace(import_module=note))
+    assert callable(staticrt.compile)
+    assert seen["staticrt.api.compile"] == tuning.COLLECTED_OBJECTS
+    assert gc.get_threshold() == limits
 
 
 def _collections_of_a_first_call(trains: bool, whole_step: bool) -> int:
