@@ -109,7 +109,8 @@ class Snapshot(Walk):
         return [each for each in tensors if each.is_switched()]
 
     def changes_misread(self) -> bool:
-        """Whether an attribute of a class, a bounded deque, keyword defaults, or what a cache holds differs now.
+        """Whether an attribute of a class, a bounded deque, keyword defaults, what a cache holds, or the layout of an array
+        differs now.
 
         Dynamo handles these differently from eager.
         """
@@ -119,7 +120,8 @@ class Snapshot(Walk):
             each for each in self._all() if isinstance(each, DictRecord) and id(each.live) in functions
         )
         records: Iterable[Record] = chain(self._classes.values(), self.caches, bounded, defaults)
-        return any(record.changes() for record in records)
+        arrays = (record for record in self._all() if isinstance(record, BufferRecord))
+        return any(record.changes() for record in records) or not all(each.has_layout() for each in arrays)
 
     def restore(self) -> None:
         """Put everything back as it was."""

@@ -52,9 +52,21 @@ def has_bytes_of_ctypes(value: Any) -> bool:
     return any(each.__module__ == "_ctypes" and each.__name__ == "_CData" for each in type(value).__mro__)
 
 
+def is_numpy_array(value: Any) -> bool:
+    """Whether a value is an array or a number of numpy, also of a class derived from these."""
+    return any(each.__module__ == "numpy" and hasattr(each, "tobytes") for each in type(value).__mro__)
+
+
 def content_of(value: Any) -> bytes:
     """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`."""
     return value.tobytes() if hasattr(value, "tobytes") else bytes(value)
+
+
+def layout_of(value: Any) -> tuple[Any, ...]:
+    """What a numpy array says of its bytes, which may change in place; empty for others."""
+    if not hasattr(value, "dtype"):
+        return ()
+    return value.dtype, value.shape, value.strides, value.flags.writeable
 
 
 def cell_content(cell: types.CellType) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.frontend.guards.records import MISSING, Compared
-from staticrt.frontend.guards.state_values import content_of, has_bytes_of_ctypes
+from staticrt.frontend.guards.state_values import content_of, has_bytes_of_ctypes, layout_of
 from staticrt.frontend.guards.tensor_memory import requires_grad_of
 from staticrt.native import _C
 
@@ -98,7 +98,8 @@ class FactsRecord:
 
 
 class BufferRecord:
-    """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`."""
+    """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`; of an array also
+    its layout."""
 
     part = ""
 
@@ -106,6 +107,7 @@ class BufferRecord:
         self.path = path
         self.live = live
         self.saved = content_of(live)
+        self._layout = layout_of(live)
 
     def changes(self) -> Iterable[str]:
         return () if self.holds() else [self.path]
@@ -123,13 +125,22 @@ class BufferRecord:
         elif has_bytes_of_ctypes(self.live):
             memoryview(self.live).cast("B")[:] = self.saved
         elif len(self.saved) == self.live.nbytes:
-            self.live[...] = type(self.live)(self.live.shape, self.live.dtype, self.saved)
+            dtype, shape, _strides, is_writeable = self._layout
+            self.live.dtype, self.live.shape = dtype, shape
+            if content_of(self.live) != self.saved:
+                self.live.flags.writeable = True
+                self.live[...] = type(self.live)(shape, dtype, self.saved)
+            self.live.flags.writeable = is_writeable
 
     def entry(self) -> tuple[Any, ...]:
         return ()
 
+    def has_layout(self) -> bool:
+        """Whether an array has the shape, strides, type and flag of then."""
+        return layout_of(self.live) == self._layout
+
     def holds(self) -> bool:
-        return content_of(self.live) == self.saved
+        return self.has_layout() and content_of(self.live) == self.saved
 
 
 class AnswerRecord(Compared):

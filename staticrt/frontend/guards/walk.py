@@ -46,13 +46,9 @@ from staticrt.frontend.guards.records import (
 from staticrt.frontend.guards.replaceable import ReplaceableContainers
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
 from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
-from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, slots_of
+from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, is_numpy_array, slots_of
 from staticrt.frontend.guards.tensor_memory import TensorMemory, gradient_of
-from staticrt.frontend.guards.value_records import (
-    BufferRecord,
-    FactsRecord,
-    TensorRecord,
-)
+from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord, TensorRecord
 from staticrt.frontend.guards.weak_references import WeakReferences
 from staticrt.frontend.reasons import is_torch_file
 from staticrt.native import _C
@@ -352,14 +348,18 @@ class Walk(Answers):
     def _object(self, path: str, value: Any) -> Iterable[tuple[str, Any]]:
         package = type(value).__module__.split(".")[0]
         self.may_draw |= is_own_random(value)
-        if package == "numpy":
+        is_array = is_numpy_array(value)
+        if package == "numpy" or is_array:
             self.add_numpy()
-        if isinstance(value, (bytearray, array.array, memoryview)) or (
-            hasattr(value, "tobytes") if package == "numpy" else has_bytes_of_ctypes(value)
-        ):
+        found: list[tuple[str, Any]] = []
+        if is_array or isinstance(value, (bytearray, array.array, memoryview)) or has_bytes_of_ctypes(value):
             self._records.append(BufferRecord(path, value))
-            is_array_of_objects = package == "numpy" and value.dtype.hasobject
-            return [(f"{path}[...]", item) for item in value.ravel().tolist()] if is_array_of_objects else ()
+            if is_array and value.dtype.hasobject:
+                found += [(f"{path}[...]", item) for item in value.ravel().tolist()]
+            if (pointed := getattr(value, "_objects", None)) is not None:  # what memory of `ctypes` points to
+                found.append((f"{path}._objects", pointed))
+            if package == "numpy" or not type(value).__flags__ & _HEAP_TYPE:
+                return found
         own = isinstance(value, threading.local)
         if isinstance(value, logging.Logger):
             self._loggers += logger_records(value)
@@ -375,10 +375,9 @@ class Walk(Answers):
             if not own:
                 is_held = path not in self._arguments and not self._weak.leads_to(value)
                 self._records.append(ObjectRecord(path, value, is_held))
-        found = []
         if (slots := slots_of(value)) is not None:
             self._records.append(slots_record(path, value, slots))
-            found = [(f"{path}.{key}", item) for key, item in slots.items() if not is_leaf(item)]
+            found += [(f"{path}.{key}", item) for key, item in slots.items() if not is_leaf(item)]
             if own:
                 return found
         if isinstance(value, BaseException):

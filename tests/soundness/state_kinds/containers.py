@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import ctypes
 import types
 import weakref
 
@@ -112,6 +113,53 @@ def type_of_number():
 def numpy_array():
     numbers = np.ones(4)
     return lambda x: x * float(numbers[1]), lambda number: numbers.__setitem__(1, number)
+
+
+@kind
+def item_of_derived_numpy_array():
+    numbers = np.ones(4).view(type("Numbers", (np.ndarray,), {}))
+    return lambda x: x * float(numbers[1]), lambda number: numbers.__setitem__(1, number)
+
+
+@kind
+def shape_of_numpy_array():
+    numbers = np.arange(6.0).reshape(2, 3)
+    return lambda x: x * float(numbers[1].sum()), lambda number: setattr(
+        numbers, "shape", numbers.shape[::-1]
+    )
+
+
+@kind
+def fields_of_numpy_array():
+    numbers = np.array([(1.0, 3.0)], [("a", "f8"), ("b", "f8")])
+
+    def change(number):
+        numbers.dtype = np.dtype([(name, "f8") for name in reversed(numbers.dtype.names)])
+
+    return lambda x: x * float(numbers["a"][0]), change
+
+
+@kind
+def flag_of_numpy_array():
+    numbers = np.ones(4)
+
+    def change(number):
+        numbers.flags.writeable = not numbers.flags.writeable
+
+    return lambda x: x * (2 if numbers.flags.writeable else 3), change
+
+
+@kind
+def attribute_of_derived_bytearray():
+    data = type("Data", (bytearray,), {})(b"\x01")
+    data.scale = 1.0
+    return lambda x: x * data.scale + data[0], setter(data, "scale")
+
+
+@kind
+def number_that_a_pointer_leads_to():
+    pointer = ctypes.pointer(ctypes.c_double(1.0))
+    return lambda x: x * pointer.contents.value, lambda number: pointer.__setitem__(0, number)
 
 
 @kind
