@@ -1,6 +1,7 @@
 """Models that go on after an error of an operator, which a graph does not: they answer as in eager."""
 
 import contextlib
+import sys
 
 import pytest
 import torch
@@ -166,3 +167,80 @@ def test_what_was_drawn_and_written_before_the_error_is_taken_back(gradients):
             )
         torch.testing.assert_close(*found)
         assert torch.equal(model.count, plain.count)
+
+
+def raises_again(x):
+    raise
+
+
+def after_a_handler(x):
+    try:
+        y = x.no_such_attribute
+    except AttributeError:
+        y = x
+    if len(y) == 2:
+        raise
+    return y
+
+
+def goes_on_from_its_caller(x):
+    try:
+        raises_again(x)
+    except KeyError:
+        return x * 2
+    except RuntimeError:
+        return x * 3
+
+
+def looks_at_the_context(x):
+    try:
+        raise ValueError
+    except ValueError as error:
+        return x * (2 if error.__context__ is None else 3)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not say where a handler begins")
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("body", [after_a_handler, goes_on_from_its_caller, looks_at_the_context])
+def test_an_exception_that_the_caller_handles(body, in_parts):
+    def model(x):
+        if in_parts:
+            print(end="")
+        return body(x)
+
+    def answers(function):
+        with torch.no_grad():
+            yield taken(function)
+            try:
+                raise KeyError("of the caller")
+            except KeyError:
+                yield taken(function)
+                yield taken(function)
+            yield taken(function)
+
+    assert [*answers(staticrt.compile(model))] == [*answers(model)]
+
+
+def taken(function):
+    try:
+        return function(torch.ones(2)).tolist()
+    except (KeyError, RuntimeError) as error:
+        return type(error), str(error)
+
+
+def test_a_handler_that_raises_again_leaves_the_model_compiled():
+    def model(x):
+        try:
+            try:
+                return x * model.scale
+            except KeyError:
+                raise
+        except AttributeError:
+            try:
+                return x[None] * 2
+            except AttributeError:
+                raise
+
+    compiled = staticrt.compile(model, fullgraph=True)
+    with torch.no_grad():
+        assert compiled(torch.ones(3)).tolist() == [[2.0] * 3]

@@ -33,6 +33,7 @@ _CONTAINS = dis.opmap["CONTAINS_OP"]
 _MATCH_ERROR = frozenset({"CHECK_EXC_MATCH", "CHECK_EG_MATCH", "JUMP_IF_NOT_EXC_MATCH"})
 _MATCH_ERROR_CODES = frozenset(dis.opmap[name] for name in _MATCH_ERROR & dis.opmap.keys())
 _BEGINS_HANDLER = bytes((dis.opmap.get("PUSH_EXC_INFO", 0), dis.opmap["POP_TOP"]))
+_RAISES_AGAIN = bytes((dis.opmap["RAISE_VARARGS"], 0))
 _OF_PYTHON = frozenset((
     "AttributeError", "ImportError", "KeyError", "ModuleNotFoundError", "NameError", "OSError", "StopIteration",
     "TypeError", "FileNotFoundError",
@@ -76,6 +77,28 @@ def catches(code: types.CodeType) -> bool:
             wanted.add(step.argval)
         elif step.opname != "BUILD_TUPLE":
             wanted = set()
+        last = step.opname
+    return False
+
+
+@cached_by_code
+def asks_for_handled(code: types.CodeType) -> bool:
+    """Whether code may read or raise an exception that its caller handles: by `e.__context__`, or `raise` outside of its
+    own handlers."""
+    if "__context__" in names_of(code):
+        return True
+    if _RAISES_AGAIN not in code.co_code or sys.version_info < (
+        3,
+        11,
+    ):  # where no instruction begins a handler
+        return False
+    depth = 0  # handlers around an instruction
+    last = ""
+    for step in dis.get_instructions(code):
+        depth += step.opname == "PUSH_EXC_INFO"
+        depth -= step.opname == "RERAISE" and last == "POP_EXCEPT"  # where a handler ends by an error
+        if step.opname == "RAISE_VARARGS" and not step.arg and not depth:
+            return True
         last = step.opname
     return False
 

@@ -19,6 +19,7 @@ import torch
 
 from staticrt.frontend.guards import warning_filters
 from staticrt.frontend.guards.class_questions import asks_for_class
+from staticrt.frontend.guards.code_reads import asks_for_handled
 from staticrt.frontend.guards.effects import (
     ANSWERED,
     CHANGES_GRADIENTS,
@@ -306,6 +307,9 @@ class Watcher:
         if "set_stance" in names_of(code):  # which raises where Dynamo is at work
             self.even_in_parts = True
             self._note("may call torch.compiler.set_stance()", frame)
+        if asks_for_handled(code):
+            self.even_in_parts = True
+            self._note("may read or raise an exception that its caller handles", frame)
         # The snapshot has those that there are, tells whether they changed and puts them back.
         written = sorted(name for name in global_writes(code) if not self._is_kept(name, frame.f_globals))
         if written:

@@ -6,6 +6,7 @@ import sys
 
 from staticrt import tuning
 from staticrt.frontend.guards.code_objects import CodeSet
+from staticrt.frontend.guards.code_reads import asks_for_handled
 from staticrt.frontend.guards.effects import MISSED_BY_DYNAMO
 from staticrt.frontend.guards.numpy_errors import NumpyErrorsRecord
 from staticrt.frontend.guards.object_records import ClassRecord, FunctionRecord, MembersRecord
@@ -42,7 +43,8 @@ class WatchedState:
             not _OF_GRAPHS.isdisjoint(snapshot.model_names)
             or not MISSED_BY_DYNAMO.isdisjoint(snapshot.read_names)
             or any(
-                is_user_file(each.__code__.co_filename) and looks_at_frames(each)
+                is_user_file(each.__code__.co_filename)
+                and (looks_at_frames(each) or asks_for_handled(each.__code__))
                 for each in snapshot.functions()
             )
             or _imports_replaced(snapshot)
