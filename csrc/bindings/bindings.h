@@ -14,6 +14,7 @@ void bind_errors(pybind11::module_& m);
 void raise_own_error(std::exception_ptr thrown);
 void bind_program(pybind11::module_& m);
 void bind_runtime(pybind11::module_& m);
+void bind_call_slot(pybind11::module_& m);
 void bind_fast_call(pybind11::module_& m);
 // What prepared calls check of Python state; before bind_fast_call.
 void bind_state_guard(pybind11::module_& m);

@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, m) {
   staticrt::bindings::bind_runtime(m);
   staticrt::bindings::bind_process_state(m);
   staticrt::bindings::bind_state_guard(m);
+  staticrt::bindings::bind_call_slot(m);
   staticrt::bindings::bind_fast_call(m);
   staticrt::bindings::bind_watcher(m);
   staticrt::bindings::bind_dispatch_mode(m);

@@ -24,6 +24,7 @@ from staticrt.executor.sharded import ShardedExecutor, is_sharded
 from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.dynamo.parallel import calling, is_parallel
 from staticrt.frontend.tracing import trace  # noqa: F401  a first call traces: it finds the tracer imported
+from staticrt.native import _C
 from staticrt.options import Options
 from staticrt.runtime.asynchronous import Future, fork
 from staticrt.tools.report.inspection import Tools
@@ -38,6 +39,11 @@ class _Compiled(Tools):
     """What compiled functions and modules have in common."""
 
     _executor: Executor
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.__call__ is _Compiled.__call__:
+            _C.call_executor_directly(cls)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._executor.fast.call(*args, **kwargs)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import staticrt
-from staticrt.api.compile import CompiledModule
+from staticrt.api.compile import CompiledFunction, CompiledModule
 from staticrt.errors import InputError, OptionError, TraceError
 
 
@@ -205,6 +205,37 @@ def test_a_compiled_forward_in_its_module_trains_and_is_copied():
             torch.testing.assert_close(p, q)
     assert other.forward.__wrapped__.__self__ is other
     assert not mine.forward.explain().eager
+
+
+def test_a_class_decides_how_its_objects_are_called(monkeypatch):
+    """Calls skip the frame of `__call__`, unless a class is given another."""
+
+    class Counted(CompiledFunction):
+        calls = 0
+
+        def __call__(self, *args, **kwargs):
+            type(self).calls += 1
+            return super().__call__(*args, **kwargs)
+
+    def twice(x, *, by=2):
+        return x * by
+
+    x = torch.ones(3)
+    compiled = staticrt.compile(twice)
+    counted = Counted(twice, compiled._options)
+    assert [counted(x, by=by).tolist() for by in (2, 3)] == [[2.0] * 3, [3.0] * 3]
+    assert Counted.calls == 2
+    assert compiled.__call__(x, by=5).tolist() == compiled(x, by=5).tolist() == [5.0] * 3
+    module = staticrt.compile(torch.nn.Identity())
+    with monkeypatch.context() as patch:
+        patch.setattr(type(compiled), "__call__", lambda self, *args, **kwargs: (args, kwargs))
+        patch.setattr(type(module), "__call__", lambda self, *args, **kwargs: len(args))
+        assert compiled(x, by=4) == ((x,), {"by": 4})
+        assert module(x) == 1
+    assert compiled(x).tolist() == [2.0] * 3
+    assert torch.equal(module(x), x)
+    with pytest.raises(AttributeError, match="no attribute '_executor'"):
+        CompiledFunction.__new__(CompiledFunction)(x)
 
 
 def test_models_and_their_classes_go_with_the_last_reference():
