@@ -239,3 +239,49 @@ def test_a_dict_that_contains_itself(function, gradients):
             result.sum().backward()
             right.sum().backward()
             assert torch.equal(given["x"].grad, expected["x"].grad)
+
+
+class Batch:
+    def __init__(self, x):
+        self.x = x
+
+
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+class Keyed(dict):
+    def __init__(self, x):
+        super().__init__(x=x)
+        self.x = x
+
+
+class Named(collections.namedtuple("Named", "x")):
+    pass
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [Batch, Slotted, Keyed, Named])
+def test_a_method_of_an_arguments_class_is_replaced(kind, gradients):
+    class Argument(kind):
+        def scaled(self, x):
+            return x * 2
+
+    def scaled(argument):
+        return argument.x + argument.scaled(torch.ones(2))
+
+    def model(*args):
+        print(end="")  # Dynamo splits it there
+        return scaled(*args)
+
+    compiled = staticrt.compile(model)
+    with torch.set_grad_enabled(gradients):
+        for factor in (2, 3, 4):
+            if factor > 2:
+                Argument.scaled = lambda self, x, factor=factor: x * factor
+            for _call in range(2):
+                argument = Argument(torch.zeros(2, requires_grad=gradients))
+                assert compiled(argument).tolist() == [factor] * 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -83,6 +83,13 @@ class Structure:
     def is_object(self) -> bool:
         """A plain object, by its attributes."""
         return isinstance(self.context, _Attributes)
+
+    def kinds(self) -> Iterator[type]:
+        """The types of the containers."""
+        if isinstance(self.kind, type):
+            yield self.kind
+        for child in self.children:
+            yield from child.kinds()
 
     def rebuild(self, values: Sequence[Any]) -> Any:
         """A container of this node's type from its children's values; not for lists, tuples, dicts, references."""
