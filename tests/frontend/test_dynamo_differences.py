@@ -160,6 +160,45 @@ def gives(model, x):
     return rows()
 
 
+def throws(_model, x):
+    def totals():
+        total = x
+        while True:
+            try:
+                more = yield total
+            except ValueError:
+                total = total * 10
+            else:
+                if more is None:
+                    return total
+                total = total + more
+
+    generator = totals()
+    next(generator)
+    print(end="")
+    generator.throw(ValueError)
+    generator.send(2)
+    try:
+        generator.send(None)
+    except StopIteration as end:
+        return end.value, x.shape[0]
+
+
+class Doubled(float):
+    def __rmul__(self, other):
+        return other * (float(self) * 2)
+
+    __mul__ = __rmul__
+
+
+def multiplies_by_a_derived_number(_model, x):
+    print(end="")
+    return DOUBLED * x, x.shape[0]
+
+
+DOUBLED = Doubled(3)
+
+
 def changes_arrays(model, x):
     bias = torch.ones(2)
     bias += 1
@@ -185,7 +224,7 @@ BODIES = [
     *(discards_and_adds, adds_in_another_order, goes_through_it_later, joins, folds, sorts),
     *(makes_lists, removes_what_moved_another, subtracts_what_moved_another, adds_where_another_moved),
     *(deletes_and_sets, sends, ends_early, takes_what_it_returns, gives, changes_arrays),
-    moves_the_first_item,
+    *(moves_the_first_item, throws, multiplies_by_a_derived_number),
 ]
 
 

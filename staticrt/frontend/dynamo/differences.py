@@ -1,7 +1,7 @@
 """Code that Dynamo runs differently from Python: the order of sets, and of attributes that are deleted and set again;
 generators; `max` and `min` of tensors; numpy arrays that are changed; formatted numbers; containers that methods refer to;
-weak references that are made; numbers of numpy; protocols; checks of metaclasses; attributes of classes; made classes;
-unpacked ranges.
+weak references that are made; numbers of numpy and of derived classes; protocols; checks of metaclasses; attributes of
+classes; made classes; unpacked ranges.
 
 A function that may depend on such a difference runs eagerly; the functions that it calls are compiled.
 """
@@ -135,7 +135,9 @@ def _patch() -> None:
         (variables.BuiltinVariable, "call_function", _changes_array),  # type: ignore[attr-defined]
         (variables.BuiltinVariable, "call_function", _formats),  # type: ignore[attr-defined]
         (translator, "_format_value", _shows),
+        (variables.BuiltinVariable, "call_function", _computes),  # type: ignore[attr-defined]
         (functions.LocalGeneratorObjectVariable, "reconstruct", _drains),
+        (functions.LocalGeneratorObjectVariable, "call_method", _throws),
         (getattr(lists, "CommonListMethodsVariable", None), "call_method", _extends),
         (translator, "replace_tos_if_return_is_generator", _drains),
         (functions.LocalGeneratorFunctionVariable, "call_function", _delegates),
@@ -237,6 +239,15 @@ def _changes_array(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
         raise Differs("Dynamo changes a numpy array while it compiles")
 
 
+def _computes(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
+    """Dynamo computes `number * tensor` without an operator that the number's class derives from that of `float`."""
+    name = getattr(builtin.fn, "__name__", "").rstrip("_")
+    for kind in (type(getattr(each, "value", None)) for each in args):
+        methods = [inspect.getattr_static(kind, f"__{side}{name}__", None) for side in ("", "r")]
+        if issubclass(kind, (int, float, complex)) and any(type(m) is types.FunctionType for m in methods):
+            raise Differs("Dynamo does not run the operators of a derived class of numbers")
+
+
 def _formats(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
     """Dynamo returns the number for `format(n, "03d")`."""
     if builtin.fn is format and len(args) > 1:
@@ -259,6 +270,12 @@ def _drains(value: Any, *_args: Any) -> None:
     value = value.stack[-1] if hasattr(value, "stack") else value
     if isinstance(value, LocalGeneratorObjectVariable):
         raise Differs("Dynamo exhausts a generator that eager leaves unfinished")
+
+
+def _throws(_generator: Any, _tx: Any, name: str, *_args: Any) -> None:
+    """Dynamo leaves the exception active where the generator catches it and goes on."""
+    if name == "throw":
+        raise Differs("Dynamo throws an exception into a generator differently")
 
 
 def _delegates(function: Any, *_args: Any) -> None:
