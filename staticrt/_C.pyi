@@ -141,7 +141,7 @@ class Region:
             tuple[Executable | Callable[[list[Any]], list[Any]], list[int], list[int], list[int]],
         ],
         differentiate: Callable[..., Sequence[torch.Tensor | None]],
-        is_cast: Callable[[], bool],
+        differs: Callable[[list[bool]], bool],
     ) -> None: ...
     def run(self, *inputs: Any) -> tuple[Any, ...]: ...
     @property

@@ -304,6 +304,12 @@ def gradients(
     return found
 
 
+def keeping_version(tensor: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """Context manager: writes to a tensor do not count as such for autograd."""
+    kept: contextlib.AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+    return kept
+
+
 def is_dispatched() -> bool:
     """Whether an operator comes through the dispatcher; autograd copies what it saves, as does `.data`, without it.
 

@@ -43,7 +43,7 @@ std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_oper
   };
 }
 
-RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py::function is_cast) {
+RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py::function differs) {
   RegionCallbacks result;
   result.make_plan = [make = hold(std::move(make_plan))](size_t segment, const std::vector<bool>& undefined,
                                                          const std::vector<bool>& unneeded) {
@@ -80,9 +80,9 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py
       found.push_back(item.is_none() ? at::Tensor() : item.cast<at::Tensor>());
     return found;
   };
-  result.is_cast = [ask = hold(std::move(is_cast))] {
+  result.differs = [ask = hold(std::move(differs))](const std::vector<bool>& undefined) {
     const py::gil_scoped_acquire gil;
-    return (*ask)().cast<bool>();
+    return (*ask)(undefined).cast<bool>();
   };
   result.rethrow = [](const std::exception_ptr& error) {
     const py::gil_scoped_acquire gil;
@@ -167,6 +167,7 @@ RegionPlan plan_of(const py::dict& facts) {
   plan.unread_inputs = facts["unread_inputs"].cast<std::vector<bool>>();
   plan.keeps_inputs = facts["keeps_inputs"].cast<bool>();
   plan.draws_random = facts["draws_random"].cast<bool>();
+  plan.may_differ = facts["may_differ"].cast<bool>();
   plan.max_plans = facts["max_plans"].cast<size_t>();
   return plan;
 }
@@ -269,12 +270,12 @@ class HeldGradients {
 void bind_training(py::module_& m) {
   py::class_<Region, std::shared_ptr<Region>>(m, "Region")
       .def(py::init([](const py::dict& facts, py::function make_plan, py::function differentiate,
-                       py::function is_cast) {
+                       py::function differs) {
              return std::make_shared<Region>(
                  plan_of(facts),
-                 callbacks(std::move(make_plan), std::move(differentiate), std::move(is_cast)));
+                 callbacks(std::move(make_plan), std::move(differentiate), std::move(differs)));
            }),
-           py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"), py::arg("is_cast"))
+           py::arg("facts"), py::arg("make_plan"), py::arg("differentiate"), py::arg("differs"))
       .def("run", &run_region)
       .def_property_readonly("num_plans", &Region::num_plans);
   py::class_<HeldGradients>(m, "HeldGradients")

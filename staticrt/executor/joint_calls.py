@@ -297,11 +297,12 @@ class JointCalls:
                 not trace.traced.guards.holds(call.leaves) for trace in state.traces
             )
         request = self._maker.request(call, state.traces)
+        backward = Backward(request)
         request = dataclasses.replace(
             request,
             sizing=Sizing.first(dynamic, shape_env=False),
             autograd=True,
-            derive=Backward(request.snapshot),
+            derive=backward,
             decide=state.follows_branches,
         )
         limits = bucket_limits()
@@ -329,7 +330,8 @@ class JointCalls:
                 following = made
         except Exception as error:
             if isinstance(error, CannotTrace):
-                error.even_in_parts |= _MATERIALIZE in request.snapshot.model_names
+                names = request.snapshot.model_names
+                error.even_in_parts |= backward.has_functions or _MATERIALIZE in names
             if request.snapshot.complete and not isinstance(error, (NeedsNoGradient, RefusesItself)):
                 # Numbers may change in each step, and Dynamo guards them.
                 state.watched = WatchedState(request.snapshot, seldom=True, numbers=False)

@@ -7,6 +7,7 @@ that would cast an argument, the region runs again operator by operator, and aut
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ class CastBackward:
         self._graph = graph
         self._replay = replay
         self._answers: dict[tuple[tuple[str, torch.dtype], ...], bool] = {}
+
+    @torch_private.hidden_from_dynamo
+    def differs(self, undefined: Sequence[bool]) -> bool:
+        """Whether the backward has to run operator by operator, with these undefined incoming gradients."""
+        functions = self._replay.functions
+        return (functions is not None and functions.differs(undefined)) or self()
 
     @torch_private.hidden_from_dynamo
     def __call__(self) -> bool:

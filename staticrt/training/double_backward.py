@@ -18,6 +18,7 @@ import torch
 from staticrt import torch_private
 from staticrt.frontend.guards.process_state import AutocastState
 from staticrt.native import _C
+from staticrt.training.formulas import Functions
 from staticrt.training.region_metadata import gradient_slots, have_gradients, written_inputs
 from staticrt.training.saved import SharedReads
 
@@ -43,6 +44,8 @@ class Replay:
     Args:
         function: the region on flat inputs, as Dynamo traced it.
         name: for messages.
+        functions: the custom autograd Functions in it, which decide what cannot run as it was recorded.
+        of_model: inputs that the function reads by itself, and not as the arguments that it is given.
 
     Attributes:
         written: which inputs the region writes; known once it is compiled.
@@ -54,8 +57,17 @@ class Replay:
         shared: which backwards read saved values that callers can write.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, unread: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        unread: frozenset[int] = frozenset(),
+        functions: Functions | None = None,
+        of_model: frozenset[int] = frozenset(),
+    ) -> None:
         self._function = function
+        self.functions = functions
+        self._of_model = of_model
         self.unread = unread
         self._name = name
         self._autocast = AutocastState()
@@ -170,6 +182,11 @@ class Replay:
                 f"staticrt cannot differentiate {self._name} twice: {self.refuses}; run this part eagerly, under "
                 "torch.compiler.disable"
             )
+        if self.functions is not None and self.functions.nonlinear and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"staticrt cannot differentiate {self._name} twice: {self.functions.nonlinear}; run this part eagerly, "
+                "under torch.compiler.disable"
+            )
         call: RegionCall | None = ctx._staticrt_call
         if call is None or not self._runs_again(ctx):
             raise RuntimeError(
@@ -185,9 +202,12 @@ class Replay:
         create_graph = torch.is_grad_enabled()
         needed = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
         with torch.enable_grad(), self._state_of(call):
-            sources = [_stand_in(value) for value in call.inputs]
+            sources = [
+                value if i in self._of_model else _stand_in(value) for i, value in enumerate(call.inputs)
+            ]
             inputs = [
-                _unshared(value, version) for value, version in zip(sources, call.versions, strict=True)
+                value if i in self._of_model else _unshared(value, version)
+                for i, (value, version) in enumerate(zip(sources, call.versions, strict=True))
             ]
             outputs = self._function(*inputs)
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]

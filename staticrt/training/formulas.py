@@ -1,157 +1,297 @@
-"""Derivative formulas that libraries register for their operators in Python, and which of them a joint trace may record.
+"""Derivatives that Python code computes: custom autograd Functions, and formulas that libraries register for operators.
 
-Eager runs a formula in each backward, with the Python state of that moment; a recorded backward does not. So a formula is
-recorded only if it reads nothing but what the call saved for it, torch, and operators. A guard on the operator's kernels
-(`staticrt/frontend/guards/operators.py`) also compares the formula.
+Eager runs such a backward in each backward pass, with the Python state of that moment; a recorded one does not. So it is
+recorded only if its code reads nothing but what the call saved for it, torch, and what is compared before it is used
+again. Second derivatives, and backwards that would run otherwise than the recorded one, run the model itself again.
 """
 
 from __future__ import annotations
 
-import builtins
-import dis
-import math
-import types
-from collections.abc import Callable, Iterator
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._library.custom_ops import CustomOpDef
+from torch.utils._python_dispatch import _disable_current_modes
 
+from staticrt import torch_private
+from staticrt.frontend.arguments.structure import Builder, Flattener
+from staticrt.frontend.graph import TracedGraph
+from staticrt.frontend.guards.formula_reads import PLAIN, Reads
 from staticrt.frontend.reasons import CannotTrace
-from staticrt.frontend.tracing.tracer import NO_GRAD
-from staticrt.passes.effects import may_keep_arguments
+from staticrt.frontend.tracing.maybe_views import storage_of
+from staticrt.frontend.tracing.request import TraceRequest
+from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, NO_GRAD
 from staticrt.training.decomposed import recurrent
 
-aten = torch.ops.aten
 _HOME = "torch._library.autograd"
-# Builtins without effects.
-_COMPUTE = frozenset(
-    {
-        *(abs, all, any, bool, enumerate, float, int, isinstance, len, list, max, min, range, reversed),
-        *(round, slice, sorted, str, sum, tuple, type, zip),
-    }
+# Linear in their first argument, if they read no other one that depends on a gradient; and in one of two factors.
+_LINEAR = frozenset({
+    "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select",
+    "clone", "detach", "alias", "neg", "sum", "mean", "_to_copy", "flip", "roll", "repeat", "split", "split_with_sizes",
+    "unbind", "diagonal", "cumsum", "index", "gather", "index_select", "tril", "triu", "div", "constant_pad_nd",
+})  # fmt: skip
+_PRODUCTS = frozenset({"mul", "mm", "bmm", "mv", "dot", "matmul"})
+_SUMS = frozenset({"add", "sub", "cat", "stack"})
+# Linear in these arguments together; others of them are zeros.
+_PUT = {
+    "where": (1, 2),
+    "copy": (1,),
+    "masked_fill": (0, 2),
+    "index_put": (0, 2),
+    "scatter": (0, 3),
+    "scatter_add": (0, 3),
+    "index_add": (0, 3),
+}
+_OF_SIZES = frozenset(
+    {"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_empty", "new_ones"}
 )
-_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, CustomOpDef)
-_SAVED = (torch.Tensor, torch.SymInt, int, float, complex, str, torch.dtype, torch.device, type(None))
-# Attributes by which torch tells or changes its own state.
-_ASK = (
-    "get_", "set_", "is_", "_get", "_set", "_is", "seed", "initial_seed", "manual_seed", "backends", "random",
-)  # fmt: skip
-# What resolves lazy conjugates and negatives, where an operator does not take them.
-_RESOLVE = frozenset({aten.conj_physical.default, aten.neg.default, aten.clone.default})
+_ZEROS = frozenset({"zeros_like", "new_zeros", "zeros"})
 
 
-def recordable(node: Any) -> Callable[[], bool] | None:
-    """Whether the backward of a custom autograd Function's node may be recorded.
+class Functions:
+    """The custom autograd Functions behind the results of a trace.
 
-    Returns:
-        A function that says whether the globals and cells that the formula reads are still the same. None: it is no formula
-        of an operator, or may depend on more than the operator's arguments.
+    Args:
+        nodes: their autograd nodes.
+        results: the tensors that get an incoming gradient.
+        request: of the trace.
+
+    Attributes:
+        may_differ: a backward may have to run otherwise than the recorded one, as `differs` tells.
+
+    Raises:
+        CannotTrace: the recorded backward of one could differ from eager's.
     """
-    function = node._forward_cls
-    if function.__module__ != _HOME:
-        return None
-    cells = _cells_of(function.backward)
-    formula = getattr(cells.get("info"), "_backward_fn", None)
-    if formula is recurrent.gradients:
-        return lambda: True
-    if not isinstance(formula, types.FunctionType) or not all(map(_is_plain, vars(node).values())):
-        return None
-    known: types.FunctionType = formula
-    found = _read_by(known)
-    if found is None:
-        return None
 
-    def unchanged() -> bool:
-        now = _read_by(known)
-        return now is not None and all(a is b for a, b in zip(found, now, strict=True))
+    def __init__(self, nodes: Sequence[Any], results: Sequence[torch.Tensor], request: TraceRequest) -> None:
+        self._reads = Reads()
+        self._request = request
+        self._state = (
+            request.snapshot.guard()
+        )  # of what the model reads, without what only its backward reads
+        self._loses = False  # one returns None where it could return a gradient
+        self._given: list[torch.Tensor] = []  # the gradients that they return
+        own = (node for node in nodes if node._forward_cls.__module__ != _HOME)
+        self._numbers = {node._sequence_nr(): type(node).__name__ for node in own}
+        self.nonlinear = ""  # why a backward that is differentiated itself may differ from eager's
+        self._everything = (1 << len(results)) - 1
+        self._masks = _reached_by(nodes, results) if len(results) > 1 else []
+        for node in nodes:
+            if reason := self._refused(node):
+                raise CannotTrace(f"a custom autograd Function, {type(node).__name__}, which {reason}")
+            edges = [following for following, _number in node.next_functions]
+            node.register_hook(functools.partial(self._note, node._sequence_nr(), edges))
+        if not all(isinstance(leaf, (torch.Tensor, *PLAIN)) for leaf in request.leaves):
+            raise CannotTrace("a custom autograd Function, and an argument that is an object")
+        request.snapshot.add_answer(self._reads.unchanged)
 
-    return unchanged
+    def _refused(self, node: Any) -> str:
+        """Why the backward of a node may not be recorded, or ""."""
+        function = node._forward_cls
+        kept = [*_flat(vars(node).values())]
+        if others := [value for value in kept if not isinstance(value, (torch.Tensor, *PLAIN))]:
+            return f"keeps an object of {type(others[0])}"
+        if not node.saved_tensors and any(isinstance(value, torch.Tensor) for value in kept):
+            return (
+                "keeps tensors that it does not save"  # a second backward without retain_graph may read them
+            )
+        if function.__module__ == _HOME:  # of an operator; a guard on its kernels also compares the formula
+            return self._reads.add(formula_of(function), has_context=True)
+        own = "vjp" if function.vjp is not torch.autograd.Function.vjp else "backward"
+        for name in (own, "forward", "setup_context"):
+            self._reads.compare(function, name)
+        return self._reads.add(getattr(function, own), has_context=True)
+
+    def _note(
+        self, number: int, edges: Sequence[Any], given: Sequence[Any], _incoming: Sequence[Any]
+    ) -> None:
+        self._loses |= any(
+            edge is not None and value is None for edge, value in zip(edges, given, strict=False)
+        )
+        if number in self._numbers:
+            self._given += [value for value in given if value is not None]
+
+    def check_linear(self, tracer: Any, incoming: Iterable[torch.Tensor]) -> None:
+        """Note whether what was recorded is linear in the incoming gradients.
+
+        A second derivative runs the model again, and so a part of a backward twice, for parts of what arrives in eager.
+        """
+        depends = {storage_of(value) for value in incoming}
+        with _disable_current_modes():
+            literals = (
+                each for each in tracer.inputs.lifted.values() if each.literal and each.value.numel() == 1
+            )
+            zeros = {each.node for each in literals if each.value.item() == 0}
+        for node in tracer.graph.nodes:
+            if AUTOGRAD_NODE not in node.meta or _name_of(node) in _OF_SIZES:
+                continue
+            read = {each for each in node.all_input_nodes if not depends.isdisjoint(_storages(each))}
+            if read:
+                depends |= _storages(node)
+                name = self._numbers.get(node.meta[AUTOGRAD_NODE])
+                if name is not None and not _is_linear(node, read, zeros):
+                    self.nonlinear = f"it is unknown whether {name} is linear in its gradient ({node.target})"
+        if any(storage_of(value) not in depends for value in self._given):
+            self.nonlinear = "a custom autograd Function returns what does not depend on its gradient"
+        self._given.clear()
+
+    @property
+    def may_differ(self) -> bool:
+        is_partial = self._loses or any(mask != self._everything for mask in self._masks)
+        return self._reads.changes or (is_partial and bool(self._masks))
+
+    def differs(self, undefined: Sequence[bool]) -> bool:
+        """Whether the recorded backward differs from eager's, with these undefined incoming gradients, in the state of now.
+
+        A Function that only undefined gradients reach does not run in eager; one that gets some makes zeros of them, or not.
+        """
+        given = sum(1 << number for number, absent in enumerate(undefined) if not absent)
+        is_reached = given == self._everything or (
+            not self._loses and all(mask & given for mask in self._masks)
+        )
+        return not (is_reached and self._reads.unchanged())
+
+    def model(self, traced: TracedGraph, results: Sequence[int]) -> Callable[..., list[Any]]:
+        """The model itself on inputs of the graph, of which those of the model are its own tensors.
+
+        Args:
+            results: the flat outputs to return.
+        """
+        request = self._request
+        own = iter(traced.values)
+        owners = [None if spec.kind == "user" else next(own) for spec in traced.inputs]
+        leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in request.leaves]
+
+        def run(*inputs: Any) -> list[Any]:
+            if not self._state.holds():
+                raise RuntimeError(
+                    "the model's state has changed since the forward, and its backward runs the model again"
+                )
+            given = [*leaves]
+            with contextlib.ExitStack() as stack:
+                for spec, owner, value in zip(traced.inputs, owners, inputs, strict=False):
+                    if owner is None:
+                        given[int(spec.target)] = value
+                    elif spec.mutated:
+                        stack.enter_context(_lent(owner, value))
+                for repeat, first in traced.same:
+                    given[repeat] = given[first]
+                builder = Builder(given)
+                args, kwargs = builder.build(request.spec)
+                flattener = Flattener(
+                    {id(each): n for n, each in enumerate(builder.containers)}, is_new=lambda _: True
+                )
+                flattener.flatten(request.function(*args, **kwargs))
+            return [flattener.leaves[number] for number in results]
+
+        return run
+
+
+@contextlib.contextmanager
+def _lent(tensor: torch.Tensor, value: torch.Tensor) -> Iterator[None]:
+    """Context manager: a tensor of the model has the value that it had in an earlier call."""
+    now = tensor.detach().clone()
+    _put(tensor, value)
+    try:
+        yield
+    finally:
+        _put(tensor, now)
+
+
+def _put(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    with torch_private.keeping_version(tensor), torch.no_grad():
+        tensor.copy_(value)
+
+
+def formula_of(function: Any) -> Any:
+    """The formula that the Function of an operator of a library runs in its backward."""
+    code = function.backward
+    cells = dict(zip(code.__code__.co_freevars, code.__closure__ or (), strict=True))
+    return getattr(cells["info"].cell_contents, "_backward_fn", None)
+
+
+def is_recorded_whole(node: Any) -> bool:
+    """Whether an autograd node is of our own operator, whose formula reads no state."""
+    return node._forward_cls.__module__ == _HOME and formula_of(node._forward_cls) is recurrent.gradients
+
+
+def _is_linear(node: fx.Node, read: set[fx.Node], zeros: set[fx.Node]) -> bool:
+    """Whether an operator is linear in the arguments that depend on gradients."""
+    name = _name_of(node)
+    arguments = [*_flat(node.args)]
+    if name in _LINEAR or name.endswith("_backward"):
+        return read == {node.args[0]} and arguments.count(node.args[0]) == 1
+    if name in _PRODUCTS:
+        return len(read) == 1 and arguments.count(*read) == 1
+    if name in _SUMS:
+        return (
+            read.issuperset(each for each in arguments if isinstance(each, fx.Node))
+            and name in ("cat", "stack")
+        ) or (read.issuperset(arguments[:2]))
+    if name not in _PUT:
+        return False
+    values = [node.args[place] for place in _PUT[name]]
+    others = read.difference(values)
+    return not others and all(value in read or _is_zero(value, zeros) for value in values)
+
+
+def _name_of(node: fx.Node) -> str:
+    target = node.target
+    return (
+        target._schema.name.partition("::")[2].rstrip("_")
+        if isinstance(target, torch._ops.OpOverload)
+        else ""
+    )
+
+
+def _is_zero(value: Any, zeros: set[fx.Node]) -> bool:
+    if not isinstance(value, fx.Node):
+        return isinstance(value, (int, float)) and value == 0
+    name = _name_of(value)
+    if name in ("lift_fresh_copy", "expand", "_to_copy", "detach"):
+        return _is_zero(value.args[0], zeros)
+    number = value.args[name == "full"] if name in ("full", "scalar_tensor") else 1
+    return name in _ZEROS or value in zeros or (isinstance(number, (int, float)) and number == 0)
+
+
+def _storages(node: fx.Node) -> set[int]:
+    value = node.meta.get("val")
+    return {storage_of(each) for each in _flat((value,)) if isinstance(each, torch.Tensor)}
+
+
+def _reached_by(nodes: Sequence[Any], results: Sequence[torch.Tensor]) -> list[int]:
+    """For each result of some autograd nodes that has a gradient, the incoming gradients that reach it, as a bit set."""
+    reached: dict[tuple[Any, int], int] = {}
+    wanted = set(nodes)
+    for number, out in enumerate(results):
+        stack: list[tuple[Any, int]] = [(out.grad_fn, out.output_nr)]
+        seen: set[Any] = set()
+        while stack:
+            node, slot = stack.pop()
+            if node in wanted:
+                reached[node, slot] = reached.get((node, slot), 0) | 1 << number
+            if node is not None and node not in seen:
+                seen.add(node)
+                stack += node.next_functions
+    return list(reached.values())
+
+
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 def differentiate_again(gm: fx.GraphModule) -> None:
-    """Let operators with a formula run with gradients on where the forward runs again for second derivatives.
+    """Let our own operator with a formula run with gradients on where the forward runs again for second derivatives.
 
-    The Function that runs a formula calls the operator with gradients off, and so it was recorded.
-
-    Raises:
-        CannotTrace: it is unknown which operators ran in such a Function.
+    The Function that runs the formula calls the operator with gradients off, and so it was recorded.
     """
     for node in gm.graph.nodes:
-        if NO_GRAD not in node.meta or not (
-            may_keep_arguments(node, False) or node.target is recurrent.STEPS
-        ):
-            continue
-        values = node.meta.get("val")
-        values = values if isinstance(values, (tuple, list)) else [values]
-        histories = [v.grad_fn for v in values if isinstance(v, torch.Tensor) and v.requires_grad]
-        if not histories:
-            continue
-        is_sure = all(type(history).__name__ == _node_of(node.target) for history in histories)
-        if not is_sure or any(source.target in _RESOLVE for source in node.all_input_nodes):
-            reason = f"the result of {node.target} is written, or an argument of it is a lazy conjugate or negative"
-            raise CannotTrace(reason, even_in_parts=True)
-        del node.meta[NO_GRAD]
-
-
-def _node_of(operator: Any) -> str:
-    """The name that torch gives an autograd node which runs the formula of an operator."""
-    namespace, name, overload = str(operator).split(".")
-    return f"GeneratedBackwardFor_{namespace}_{name}_{overload}Backward"
-
-
-def _cells_of(function: types.FunctionType) -> dict[str, Any]:
-    """The values of a function's free variables by name, without those that are unassigned."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    return {name: value for name, cell in cells.items() for value in _contents(cell)}
-
-
-def _contents(cell: types.CellType) -> list[Any]:
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
-
-
-def _is_plain(value: Any) -> bool:
-    return all(map(_is_plain, value)) if type(value) is tuple else isinstance(value, _SAVED)
-
-
-def _read_by(formula: types.FunctionType) -> list[Any] | None:
-    """The globals and cells that a formula reads; None where it may read other state, or have an effect."""
-    if formula.__defaults__ or formula.__kwdefaults__ or vars(formula):
-        return None
-    free = formula.__code__.co_freevars
-    cells = _cells_of(formula)
-    found = []
-    for step, is_nested in _steps(formula.__code__):
-        name = step.argval
-        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "STORE_ATTR"):
-            return None
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and name.startswith(_ASK):
-            return None
-        if step.opname == "LOAD_GLOBAL":
-            found.append(formula.__globals__.get(name, getattr(builtins, name, None)))
-        elif name in free and "DEREF" in step.opname:
-            if is_nested or step.opname != "LOAD_DEREF":
-                return None
-            found.append(cells.get(name))
-    return found if all(map(_is_stateless, found)) else None
-
-
-def _steps(code: types.CodeType, is_nested: bool = False) -> Iterator[tuple[dis.Instruction, bool]]:
-    """The instructions of a function and of its inner functions, each with whether it is of an inner one."""
-    for step in dis.get_instructions(code):
-        yield step, is_nested
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _steps(constant, True)
-
-
-def _is_stateless(value: Any) -> bool:
-    if isinstance(value, types.ModuleType):
-        return value is math or value.__name__ in ("torch", "torch.nn.functional")
-    if isinstance(value, types.BuiltinFunctionType | type):
-        return value in _COMPUTE or value is torch.Tensor
-    return isinstance(value, _OPERATORS)
+        if node.target is recurrent.STEPS and any(v.requires_grad for v in node.meta["val"]):
+            node.meta.pop(NO_GRAD, None)

@@ -115,7 +115,13 @@ def build_joint(
     made_by_region, views = joint.views()
     pair = Pair(forward, gradients, len(joint.results), backward.saving, made_by_region)
     alone = joint.forward_only()
-    replay = Replay(_Rerun(alone).call, name, joint.unread())
+    rerun, of_model = _Rerun(alone).call, frozenset[int]()
+    if backward.functions is not None:
+        if backward.functions.may_differ and not options.double_backward:
+            raise CannotTrace("a custom autograd Function, and the option double_backward=False")
+        rerun = backward.functions.model(traced, joint.places)
+        of_model = frozenset(i for i, spec in enumerate(traced.inputs) if spec.kind != "user")
+    replay = Replay(rerun, name, joint.unread(), backward.functions, of_model)
     replay.attach_to_results(joint.written, len(joint.results), traced.random)
     plan = Plan(forward, options, len(joint.results), "forward")
     try:
@@ -144,6 +150,7 @@ class _Joint:
         inputs: placeholders of the forward.
         results: nodes of the tensors that it computes, each once.
         layout: as of `JointExecutable`.
+        places: the flat output that each of them is.
         differentiable: whether each result has an incoming gradient.
         written: whether each input is written.
         of_model: whether each input is a parameter of the model.
@@ -151,7 +158,8 @@ class _Joint:
 
     def __init__(self, traced: TracedGraph, backward: Backward) -> None:
         gm = self._gm = traced.module
-        formulas.differentiate_again(gm)
+        if backward.functions is None:
+            formulas.differentiate_again(gm)
         _forget_history(gm)
         if any(node.op not in ("placeholder", "call_function", "output") for node in gm.graph.nodes):
             raise CannotTrace("control flow, or objects of TorchScript, in a joint trace")
@@ -182,6 +190,7 @@ class _Joint:
 
     def _find_results(self, outputs: Sequence[Any], backward: Backward) -> None:
         self.results: list[fx.Node] = []
+        self.places: list[int] = []
         self.layout: list[tuple[str, Any]] = []
         self.differentiable: list[bool] = []
         for index, out in enumerate(outputs):
@@ -189,7 +198,10 @@ class _Joint:
                 raise CannotTrace("a result is a number that depends on sizes")
             if index in backward.own and out not in self.results:
                 self.results.append(out)
+                self.places.append(index)
                 self.differentiable.append(index in backward.differentiable)
+        if backward.functions is not None and self.places and self.places[-1] >= backward.num_outputs:
+            raise CannotTrace("a custom autograd Function, and results that view what is none")
         places = {node: place for place, node in enumerate(self.results)}
         for out in outputs[: backward.num_outputs]:
             if not isinstance(out, fx.Node):

@@ -4,13 +4,13 @@ The tracer records the forward while autograd runs on fake tensors. Then `Backwa
 incoming gradients, which are further inputs of the graph, and the tracer records the operators of the backward like
 those of the forward. `joint_program.py` splits the graph and runs both halves in the native autograd node.
 
-Calls whose backward could not be repeated as in eager (hooks, custom autograd Functions, results that are inputs) are
+Calls whose backward could not be repeated as in eager (hooks, some custom autograd Functions, results that are inputs) are
 refused with a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from staticrt.frontend.guards.process_state import without_autocast
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace, NeedsNoGradient
 from staticrt.frontend.tracing.maybe_views import storage_of
+from staticrt.frontend.tracing.request import TraceRequest
 from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, BACKWARD, NO_GRAD
 from staticrt.shapes.fake_results import below, new
 from staticrt.training import formulas
@@ -33,7 +34,7 @@ from staticrt.training.eager_nodes import saving_nodes
 _REFUSED_NAMES = frozenset({
     "is_leaf", "grad_fn", "_base", "_is_view", "_version", "output_nr", "retains_grad", "is_inference",
     "backward", "grad", "register_hook", "register_multi_grad_hook", "register_post_accumulate_grad_hook",
-    "register_prehook", "retain_grad", "saved_tensors_hooks", "set_materialize_grads",
+    "register_prehook", "retain_grad", "saved_tensors_hooks",
 })  # fmt: skip
 
 
@@ -41,7 +42,7 @@ class Backward:
     """Records the backward of one trace; `TraceRequest.derive`.
 
     Args:
-        snapshot: the trace's snapshot of Python state.
+        request: of the trace, with its snapshot of Python state.
 
     Attributes:
         num_outputs: flat outputs of the function.
@@ -50,15 +51,20 @@ class Backward:
         differentiable: indices of those that get an incoming gradient; a tensor returned twice counts once.
         sources: the tensor of each gradient: (id of a tensor of the model, -1), or (0, index of an argument).
         saving: the autograd nodes that save tensors.
+        has_functions: some are of custom autograd Functions, which Dynamo would differentiate otherwise than eager.
+        functions: these.
     """
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
+    def __init__(self, request: TraceRequest) -> None:
+        self._request = request
+        self._snapshot = request.snapshot
         self.num_outputs = self.num_results = 0
         self.own: frozenset[int] = frozenset()
         self.differentiable: tuple[int, ...] = ()
         self.sources: tuple[tuple[int, int], ...] = ()
         self.saving: frozenset[int] = frozenset()
+        self.has_functions = False
+        self.functions: formulas.Functions | None = None
 
     def __call__(self, tracer: Any, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Further outputs of the graph: tensors that results view, then the gradients of all inputs that may have one.
@@ -100,10 +106,15 @@ class Backward:
         wanted = {key: item for key, item in inputs.items() if item[0].requires_grad}
         for value, _source in wanted.values():
             _refuse_history(value)
-        if tracer.writes:
-            _refuse_hidden_writes(tracer.graph.nodes)
         live = [out for out in outputs if isinstance(out, torch.Tensor) and out.grad_fn is not None]
-        nodes = _nodes(live, wanted.keys(), self._snapshot)
+        nodes = _nodes(live, wanted.keys())
+        functions = [node for node in nodes if _is_function(node)]
+        if functions:
+            self.has_functions = True
+            _refuse_views(outputs, self.own)
+            self.functions = formulas.Functions(functions, results, self._request)
+        elif tracer.writes:
+            _refuse_hidden_writes(tracer.graph.nodes)
         with below():  # to look at what is saved is no operator
             self.saving = saving_nodes(nodes)
         self.sources = tuple(source for _value, source in wanted.values())
@@ -114,7 +125,12 @@ class Backward:
         sources = [value for value, _source in wanted.values()]
         # In eager the backward runs after the autocast block that the forward is in.
         with without_autocast():
-            return [*viewed, *torch_private.gradients(results, sources, tangents)]
+            gradients = torch_private.gradients(results, sources, tangents)
+        if self.functions is not None:
+            self.functions.check_linear(tracer, tangents)
+        for node in functions:
+            vars(node).clear()  # of numbers of this trace
+        return [*viewed, *gradients]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Find which outputs the forward computes; where several views share memory, only what they view is one.
@@ -197,28 +213,50 @@ def _tensors_of(node: fx.Node) -> list[torch.Tensor]:
     return [each for each in values if isinstance(each, torch.Tensor) and each.layout == torch.strided]
 
 
-def _nodes(results: Iterable[torch.Tensor], known: Iterable[int], snapshot: Snapshot) -> set[Any]:
+def _is_function(node: Any) -> bool:
+    """Whether an autograd node is of a custom autograd Function, whose backward is code of others.
+
+    Raises:
+        CannotTrace: it is one of DTensor, of which Dynamo knows how they are differentiated.
+    """
+    if not isinstance(node, torch.autograd.function.BackwardCFunction) or formulas.is_recorded_whole(node):
+        return False
+    function: Any = node._forward_cls  # type: ignore[attr-defined]
+    if function.__module__.startswith("torch.distributed.tensor."):
+        raise CannotTrace(f"a custom autograd Function, {type(node).__name__}")
+    return True
+
+
+def _refuse_views(outputs: Sequence[Any], own: Container[int]) -> None:
+    """Refuse results that view an input, or another result, by a custom autograd Function.
+
+    Such views are made again after each run, by operators alone.
+
+    Raises:
+        CannotTrace: there is one.
+    """
+    for index, out in enumerate(outputs):
+        node = out.grad_fn if index not in own and isinstance(out, torch.Tensor) else None
+        base = None if node is None or out._base is None else out._base.grad_fn
+        while node is not None and node is not base:
+            if isinstance(node, torch.autograd.function.BackwardCFunction):
+                raise CannotTrace(
+                    "a result is a view that a custom autograd Function makes", even_in_parts=True
+                )
+            node = next((following for following, _number in node.next_functions), None)
+
+
+def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> set[Any]:
     """The autograd nodes behind results.
 
     Raises:
-        CannotTrace: one is of a custom autograd Function, or of a leaf made in the forward.
+        CannotTrace: one is of a leaf made in the forward.
     """
     known = frozenset(known)
     stack = [out.grad_fn for out in results]
     seen = set(stack)
     while stack:
         node: Any = stack.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            cls: Any = type(node)
-            unchanged = formulas.recordable(node)
-            if unchanged is None:
-                # Dynamo knows how those of DTensor are differentiated, not how others are twice, nor what state they read.
-                home = cls._forward_cls.__module__
-                raise CannotTrace(
-                    f"a custom autograd Function, {cls.__name__}",
-                    even_in_parts=not home.startswith("torch.distributed.tensor."),
-                )
-            snapshot.add_answer(unchanged)
         if hasattr(node, "variable") and id(node.variable) not in known:
             raise CannotTrace("the model makes a tensor that requires gradients")
         for following, _number in node.next_functions:

@@ -144,6 +144,7 @@ def make_native_node(
         "keeps_inputs": options.double_backward,
         "unread_inputs": [i in replay.unread for i in range(num_inputs)],
         "draws_random": replay.random,
+        "may_differ": replay.functions is not None and replay.functions.may_differ,
         "max_plans": options.max_plans,
         "detached_inputs": region.detached_inputs,
     }
@@ -161,8 +162,8 @@ def make_native_node(
         return segments[index].make_plan(undefined, unneeded)
 
     compiled = [segment.compiled for segment in segments]
-    is_cast = CastBackward(pair.backward, replay)
-    return _C.Region(facts, make_plan, region.differentiate, is_cast), compiled
+    differs = CastBackward(pair.backward, replay).differs
+    return _C.Region(facts, make_plan, region.differentiate, differs), compiled
 
 
 class _Region:

@@ -72,7 +72,9 @@ def _zero_nodes(graph: fx.GraphModule, missing: set[fx.Node]) -> set[fx.Node]:
         if node.op != "call_function":
             continue
         inputs = node.all_input_nodes
-        if any(argument in defined for argument in inputs):
+        # Of a sum, the other part may be a gradient that a custom autograd Function computes of nothing incoming.
+        is_sum = node.target is aten.add.Tensor and not zero.issuperset(inputs)
+        if is_sum or any(argument in defined for argument in inputs):
             defined.add(node)
         elif any(argument in zero for argument in inputs):
             zero.add(node)

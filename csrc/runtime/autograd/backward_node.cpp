@@ -176,7 +176,8 @@ variable_list StaticGraphBackward::backward(variable_list&& gradients) {
     by_operators |= has_no_bytes(incoming.back());
   }
   if (std::none_of(incoming.begin(), incoming.end(), is_defined)) return variable_list(num_outputs());
-  by_operators |= plan.keeps_inputs && is_autocast_on() && region_->callbacks().is_cast();
+  by_operators |= plan.keeps_inputs && (plan.may_differ || is_autocast_on()) &&
+                  region_->callbacks().differs(undefined_among(incoming));
   if (!by_operators) {
     gradients.clear();
     return run_plan(std::move(incoming));

@@ -77,7 +77,8 @@ struct RegionPlan {
   // Inputs that the region writes and whose values no result depends on: kept as they are, without a copy.
   std::vector<bool> unread_inputs;
   bool draws_random = false;
-  size_t max_plans = 1;  // of each segment; at the next one all are dropped
+  bool may_differ = false;  // `differs` is asked in each backward, not only under autocast
+  size_t max_plans = 1;     // of each segment; at the next one all are dropped
 };
 
 // What a node calls to get other plans, and to run the region again eagerly.
@@ -92,8 +93,9 @@ struct RegionCallbacks {
       const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
       const std::vector<at::Tensor>& gradients, const at::Tensor& random_state)>
       differentiate;
-  // Whether eager's backward would cast: autocast is on in this thread, which no program repeats.
-  std::function<bool()> is_cast;
+  // Whether no program repeats what eager's backward does with these undefined incoming gradients: autocast
+  // is on in this thread, or a custom autograd Function would do something else than when it was recorded.
+  std::function<bool(const std::vector<bool>& undefined)> differs;
   // Throws `error` in the form that the caller of a backward gets; returns if that is `error` itself.
   std::function<void(std::exception_ptr error)> rethrow;
 };

@@ -105,13 +105,16 @@ def _with_effect(ctx: Any, gradient: torch.Tensor) -> Any:
     return gradient * ctx.k, None
 
 
-RECORDED: dict[str, Formula] = {"operator": _by_operator, "operators of torch": _by_torch}
-LEFT: dict[str, Formula] = {
+RECORDED: dict[str, Formula] = {
+    "operator": _by_operator,
+    "operators of torch": _by_torch,
     "global": _with_global,
+    "helper": _with_helper,
+}
+LEFT: dict[str, Formula] = {
     "attribute": _with_attribute,
     "cell": _with_cell(),
     "effect": _with_effect,
-    "helper": _with_helper,
     "default": _with_default,
     "torch's state": _with_torchs_state,
 }
