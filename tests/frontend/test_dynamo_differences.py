@@ -160,28 +160,33 @@ def gives(model, x):
     return rows()
 
 
-def throws(_model, x):
-    def totals():
-        total = x
-        while True:
-            try:
-                more = yield total
-            except ValueError:
-                total = total * 10
-            else:
-                if more is None:
-                    return total
-                total = total + more
+def totals(x):
+    total = x
+    while True:
+        try:
+            more = yield total
+        except ValueError:
+            total = total * 10
+            continue
+        if more is None:
+            return total
+        total = total + more
 
-    generator = totals()
+
+def last_total(x):
+    generator = totals(x)
     next(generator)
-    print(end="")
+    generator.send(1)
     generator.throw(ValueError)
-    generator.send(2)
     try:
         generator.send(None)
     except StopIteration as end:
-        return end.value, x.shape[0]
+        return end.value
+
+
+def throws(_model, x):
+    print(end="")
+    return last_total(x), x.shape[0]
 
 
 class Doubled(float):
