@@ -12,6 +12,10 @@ def rows(*sizes, dtype=torch.float32):
     return torch.rand(*sizes, dtype=torch.float64).to(dtype)
 
 
+def images(*sizes):
+    return rows(*sizes).to(memory_format=torch.channels_last)
+
+
 def complexes(*sizes):
     return torch.randn(*sizes, dtype=torch.complex64)
 
@@ -75,6 +79,16 @@ CALLS = {
     ),
     "roll": (aten.roll.default, [(rows(2, 6), [1, -2], [0, -1]), (rows(3, 8), [1, -2], [0, -1])]),
     "roll of all": (aten.roll.default, [(rows(2, 6), [5]), (rows(3, 8), [5])]),
+    "roll of images": (aten.roll.default, [(images(6, 2, 7, 4), [1], [0]), (images(5, 3, 8, 2), [1], [0])]),
+    "roll of images twice": (
+        aten.roll.default,
+        [(images(6, 2, 7, 4), [1, -1], [0, -1]), (images(5, 3, 8, 5), [1, -1], [0, -1])],
+    ),
+    "roll of images by nothing": (
+        aten.roll.default,
+        [(images(6, 2, 7, 4), [0], [2]), (images(5, 3, 8, 2), [0], [2])],
+    ),
+    "roll transposed": (aten.roll.default, [(rows(6, 2).t(), [1], [0]), (rows(8, 3).t(), [1], [0])]),
     "chances": (aten.bernoulli.p, [(rows(6, 2).t(), 0.3), (rows(8, 3).t(), 0.3)]),
     "chances of a tensor": (aten.bernoulli.default, [(rows(6, 2).t(),), (rows(8, 3).t(),)]),
     "chances in place": (aten.bernoulli_.float, [(rows(2, 1, 1), 0.3), (rows(3, 1, 1), 0.3)]),

@@ -21,6 +21,12 @@ def of_view(x, view, fill):
     return x * z
 
 
+def of_rolled(x):
+    z = x.detach().clone()
+    z[:1].zero_()
+    return x * z.roll(1, 0).bernoulli_(0.5)
+
+
 MODELS = {
     "bernoulli_": lambda x: x * torch.empty_like(x).bernoulli_(),
     "bernoulli_ 0.3": lambda x: x * torch.empty_like(x).bernoulli_(0.3),
@@ -35,6 +41,7 @@ MODELS = {
     "slice, bernoulli_": lambda x: of_view(x, lambda z: z[:, 1:], lambda z: z.bernoulli_(0.5)),
     "slice, normal_": lambda x: of_view(x, lambda z: z[:, 1:], lambda z: z.normal_()),
     "transposed, bernoulli_": lambda x: of_view(x, lambda z: z.transpose(1, 2), lambda z: z.bernoulli_(0.5)),
+    "rolled, bernoulli_": of_rolled,
     "drop path": lambda x: x * x.new_empty((x.shape[0], 1, 1, 1)).bernoulli_(0.5),
 }
 

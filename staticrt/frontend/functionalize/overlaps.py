@@ -21,7 +21,7 @@ from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews, shares_storage, storage_of
 from staticrt.shapes.fake_results import is_contiguous
 from staticrt.shapes.rules.layout import is_dense
-from staticrt.shapes.size_checks import statically_known_true
+from staticrt.shapes.size_checks import env_of, statically_known_true
 
 aten = torch.ops.aten
 
@@ -70,6 +70,9 @@ def check_draws(node: fx.Node, targets: Sequence[fx.Node], results: Sequence[tor
     anew = node.target is aten.bernoulli_.float or torch.Tag.out in node.target.tags  # type: ignore[union-attr]
     for target, result in zip(targets, results, strict=True):
         value = target.meta["val"]
+        if anew and any(isinstance(size, torch.SymInt) and env_of(size) is None for size in value.shape):
+            # torch's rules for its own symbols call some layouts row-major that are not.
+            _numbers(value.shape)
         if is_contiguous(value) and value.dtype == result.dtype:
             continue
         if anew or not is_dense(value.fake_mode, value.shape, value.stride()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import is_contiguous, new, product, rule, same, view_of
+from staticrt.shapes.fake_results import RULES, is_contiguous, new, product, rule, same, view_of
 from staticrt.shapes.rules.convolutions import conv_size
 from staticrt.shapes.rules.layout import (
     broadcast_sizes,
@@ -96,7 +96,28 @@ def _roll(mode: Any, x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int]
     rank = x.dim()
     if not is_plain(x) or len(shifts) != max(len(dims), 1) or not all(-rank <= d < rank for d in dims):
         return None
-    return new(mode, x.shape, x) if is_contiguous(x) else None
+    if is_contiguous(x) or not dims:
+        return new(mode, x.shape, x)
+    return _rolled(mode, x, shifts, dims)
+
+
+def _rolled(mode: Any, x: torch.Tensor, shifts: Sequence[Any], dims: Sequence[int]) -> Any:
+    """Along each dimension, the part from some place on, then the part before it (`roll` of TensorTransformations.cpp)."""
+    if any(type(shift) is not int for shift in shifts) or any(map(_is_zero, x.shape)):
+        return None
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = x.shape[dim]
+        if type(size) is not int and (env_of(size) is None or not size > abs(shift)):
+            return None
+        before = list(x.shape)
+        before[dim] = -shift % size if type(size) is int else size - shift if shift > 0 else -shift
+        after = list(x.shape)
+        after[dim] -= before[dim]
+        parts = [view_of(mode, x, sizes, x.stride()) for sizes in (after, before)]
+        x = RULES[aten.cat.default](mode, parts, dim)  # type: ignore[misc]
+        if x is None:
+            return None
+    return x
 
 
 def _is_zero(number: Any) -> bool:
