@@ -145,8 +145,13 @@ def _replace() -> None:
         aten.rnn_tanh_cell.default: _cell(aten.rnn_tanh_cell.default, composites.rnn_cell(torch.tanh)),
         aten.rnn_relu_cell.default: _cell(aten.rnn_relu_cell.default, composites.rnn_cell(torch.relu)),
     }
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
     for operator, replacement in composites_of_torch.items():
-        operator.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(replacement)
+        operator.py_impl(composite)(replacement)
+    one_hot = aten.one_hot.default
+    # Only later torch has a kernel in Python.
+    one_hot.py_kernels.setdefault(composite, functools.partial(_torchs, one_hot))
+    _replace_kernels(one_hot, _one_hot)
 
 
 def _torchs(operator: Any, *args: Any) -> Any:
@@ -206,6 +211,17 @@ def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: floa
 
     x, y = torch.ops.aten.broadcast_tensors.default([x, y])
     return (normalised(x) * normalised(y)).sum(dim)  # type: ignore[no-any-return]
+
+
+def _one_hot(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """As eager, whose result is row-major: torch's composite kernel compares, which follows the strides of `x`."""
+
+    def one_hot(x: torch.Tensor, num_classes: Any = -1) -> Any:
+        if not _thread.recurrent or type(num_classes) is not int or num_classes <= 0:
+            return kernel(x, num_classes)
+        return x.new_zeros([*x.shape, num_classes]).scatter(-1, x.unsqueeze(-1), 1)
+
+    return one_hot
 
 
 def _cell(operator: Any, cell: Callable[..., Any]) -> Callable[..., Any]:

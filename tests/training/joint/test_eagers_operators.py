@@ -111,3 +111,15 @@ def test_cosine_similarities_are_traced_with_their_backward():
             results.append((out, *first, *torch.autograd.grad(sum(g.square().sum() for g in first), (x, y))))
         torch.testing.assert_close(*results)
     assert joint_calls(compiled) == 3, compiled.explain()
+
+
+def test_one_hot_codes_of_images_are_row_major():
+    run = lambda x: (F.one_hot(x.detach().long().abs() % 4, 4), x.square().sum())  # noqa: E731
+    compiled = joint(run)
+    for batch in (2, 3):
+        x = _image(batch, 4, 2, True).mul(3).requires_grad_()
+        (codes, loss), (want, _) = compiled(x), run(x)
+        assert torch.equal(codes, want)
+        assert codes.stride() == want.stride()
+        torch.testing.assert_close(*torch.autograd.grad(loss, x), 2 * x)
+    assert joint_calls(compiled) == 2, compiled.explain()
