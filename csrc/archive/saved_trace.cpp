@@ -59,6 +59,29 @@ int64_t value_of(const SizeSymbol& symbol, std::span<const Leaf> leaves) {
   return leaf.number;
 }
 
+// Whether an operator's values depend on how its operands lie in memory: it reads memory by strides of its
+// own, or draws random numbers in the order of memory.
+bool reads_layout(const Node& node, bool draws) {
+  return node.op.starts_with("aten::as_strided") ||
+         (draws && node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
+         std::ranges::any_of(node.bodies, [&](const auto& body) {
+           return std::ranges::any_of(body->nodes(),
+                                      [&](const Node& inner) { return reads_layout(inner, draws); });
+         });
+}
+
+// Values on whose layout others depend. Strides of results follow from those of operands.
+std::vector<bool> layout_decides(const Program& program, bool draws) {
+  std::vector<bool> decides(program.num_values(), false);
+  for (auto node = program.nodes().rbegin(); node != program.nodes().rend(); ++node) {
+    bool depends = reads_layout(*node, draws);
+    for (uint32_t i = 0; i < node->num_outputs && !depends; ++i) depends = decides[node->first_output + i];
+    if (!depends) continue;
+    for (const ValueId id : program.reads(*node)) decides[id] = true;
+  }
+  return decides;
+}
+
 }  // namespace
 
 // The model's tensors are the first inputs: what is made of them alone is kept between runs.
@@ -81,8 +104,10 @@ SavedTrace::SavedTrace(TraceSpec spec, LoadedTensors& tensors, const ExecutableO
   written_inputs_ = executable_->written_inputs();
   const Liveness& live = executable_->bound().liveness;
   const Program& program = executable_->program();
+  const std::vector<bool> decides = layout_decides(program, spec_.random);
   may_copy_.assign(program.num_inputs(), true);
-  for (ValueId id = 0; id < program.num_inputs(); ++id) may_copy_[id] = !live.touches_output[id];
+  for (ValueId id = 0; id < program.num_inputs(); ++id)
+    may_copy_[id] = !live.touches_output[id] && !decides[id];
   for (const uint32_t id : written_inputs_) may_copy_[id] = false;
 }
 

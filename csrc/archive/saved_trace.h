@@ -57,7 +57,7 @@ class SavedTrace {
   std::shared_ptr<Executable> guards_;
   int64_t packed_bytes_ = 0;
   std::vector<uint32_t> written_inputs_;
-  std::vector<bool> may_copy_;  // per program input: no result and no write shows that it is a copy
+  std::vector<bool> may_copy_;  // per program input: no result, no write and no value shows that it is a copy
 };
 
 // The error of a call whose data takes a branch that no trace has.

@@ -24,6 +24,41 @@ def test_other_sizes_need_no_other_trace():
     torch.testing.assert_close(loaded(torch.ones(16, 5).t()), model(torch.ones(16, 5).t()))
 
 
+class Draws(nn.Module):
+    def forward(self, x):
+        return (x + 1) * nn.functional.dropout(x, 0.5, True)
+
+
+class ReadsMemory(nn.Module):
+    """Of memory: its argument's, or that of a tensor laid out as its argument is."""
+
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
+
+    def forward(self, x):
+        return self.of(x).as_strided((3, 2), (4, 1)) * 2
+
+
+@pytest.mark.parametrize(
+    "model", [ReadsMemory(lambda x: x), ReadsMemory(lambda x: x.flip(0)), ReadsMemory(torch.exp), Draws()]
+)
+def test_what_depends_on_the_layout_of_an_argument_is_not_asked_of_a_copy(model):
+    memory = torch.linspace(0, 1, 24)
+    rows, columns, pieces = memory[:12].view(3, 4), memory[:12].view(4, 3).t(), memory.view(6, 4)[::2]
+    for saved, others in ((rows, (columns, pieces)), (columns, (rows, pieces))):
+        loaded = reload(model, (saved,))
+        for x in (saved, saved * 2):
+            results = []
+            for run in (loaded, model):
+                torch.manual_seed(0)
+                results.append(run(x))
+            torch.testing.assert_close(*results)
+        for x in others:
+            with pytest.raises(InputError, match="'x' is laid out in memory otherwise than when traced"):
+                loaded(x)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
