@@ -156,7 +156,10 @@ def _gradients(results: list[Any], args: list[Any]) -> list[Any]:
     if not isinstance(loss, torch.Tensor):
         return []
     wanted = [x for x in tree_leaves(args) if isinstance(x, torch.Tensor) and x.requires_grad]
-    return list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    grads = list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    for device in {grad.device for grad in grads if grad is not None and not grad.is_cpu}:
+        torch.accelerator.synchronize(device)  # its errors are the backward's
+    return grads
 
 
 def _layout(x: Any) -> Any:
