@@ -79,6 +79,7 @@ class Functions:
         self.nonlinear = ""  # why a backward that is differentiated itself may differ from eager's
         self._everything = (1 << len(results)) - 1
         self._masks = _reached_by(nodes, results) if len(results) > 1 else []
+        self._contexts = [(node, [*_flat(vars(node).values())]) for node in nodes]
         for node in nodes:
             if reason := self._refused(node):
                 raise CannotTrace(f"a custom autograd Function, {type(node).__name__}, which {reason}")
@@ -114,7 +115,23 @@ class Functions:
         if number in self._numbers:
             self._given += [value for value in given if value is not None]
 
-    def check_linear(self, tracer: Any, incoming: Iterable[torch.Tensor]) -> None:
+    def end(self, tracer: Any, incoming: Iterable[torch.Tensor]) -> None:
+        """The backward has been recorded.
+
+        Raises:
+            CannotTrace: it has changed what a call keeps for it, so that the next backward of the call differs.
+        """
+        for node, before in self._contexts:
+            now = [*_flat(vars(node).values())]
+            if len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True)):
+                raise CannotTrace(
+                    f"a custom autograd Function, {type(node).__name__}, which changes its context"
+                )
+            vars(node).clear()  # of numbers of this trace
+        self._contexts.clear()
+        self._check_linear(tracer, incoming)
+
+    def _check_linear(self, tracer: Any, incoming: Iterable[torch.Tensor]) -> None:
         """Note whether what was recorded is linear in the incoming gradients.
 
         A second derivative runs the model again, and so a part of a backward twice, for parts of what arrives in eager.

@@ -127,9 +127,7 @@ class Backward:
         with without_autocast():
             gradients = torch_private.gradients(results, sources, tangents)
         if self.functions is not None:
-            self.functions.check_linear(tracer, tangents)
-        for node in functions:
-            vars(node).clear()  # of numbers of this trace
+            self.functions.end(tracer, tangents)
         return [*viewed, *gradients]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -119,10 +119,8 @@ class Reads:
             before = steps[position - 1][0] if position else step
             following = [each for each, _is_nested in steps[position + 1 : position + 9]]
             is_of_context = has_context and not is_nested and before.argval == context
-            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_NAME"):
+            if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "STORE_ATTR"):
                 yield f"changes {name}"
-            elif step.opname == "STORE_ATTR":
-                yield "" if is_of_context else f"sets {name}"
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 yield "" if is_of_context and not name.startswith("register_") else _asks(name)
             elif step.opname == "LOAD_GLOBAL":

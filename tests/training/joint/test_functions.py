@@ -401,6 +401,31 @@ class Counting(Function):
         return g * Counting.calls
 
 
+class Popping(Function):
+    """The second backward of a call differs from the first."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factors = [2.0, 3.0]
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factors.pop()
+
+
+class Setting(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factor = 2.0
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.factor += 1
+        return g * ctx.factor
+
+
 RECORDED = {
     "gelu": Gelu.apply,
     "straight through": lambda h: Straight.apply(h) * h,
@@ -439,6 +464,8 @@ LEFT = {
     "deciding": (Deciding.apply, "data"),
     "rerunning": (Rerunning.apply, "reads"),
     "counting": (Counting.apply, "reads Counting"),
+    "popping": (Popping.apply, "changes its context"),
+    "setting": (Setting.apply, "changes factor"),
     "a view": (lambda h: Reversed.apply(h, 0.3), ""),
 }
 
