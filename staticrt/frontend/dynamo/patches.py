@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from staticrt.frontend.dynamo import (
+    absent_attributes,
     changed_weights,
     class_attributes,
     in_place_views,
@@ -18,3 +19,4 @@ def install() -> None:
     key_order.guard()
     class_attributes.guard()
     changed_weights.guard()
+    absent_attributes.guard()
