@@ -80,6 +80,24 @@ zero.validate(), one.validate()
 """)
 
 
+def test_memory_that_a_copy_came_back_to_is_given_away_after_that_copy():
+    """The wait for another device's stream runs that stream, and what it waits for, but not the waiting one's next work."""
+    process("""
+zero, one = enable(devices=2)
+for order in ("needed", "others_first", "random"):
+    memory.simulated.order(order, 3)
+    x, few = torch.ones(4, device="sim:0"), torch.ones(2, dtype=torch.uint8, device="sim:0")
+    there_and_back = x.to("sim:1").neg().to("sim:0")
+    address = there_and_back.data_ptr()
+    del there_and_back
+    smaller = torch.empty_like(few)  # its redzone is filled in the stream's order
+    assert smaller.data_ptr() == address
+    smaller.copy_(few)
+    assert found(zero, one) == [], order
+    assert smaller.tolist() == [1, 1], order
+""")
+
+
 def test_devices_that_cannot_reach_each_other_copy_through_the_host():
     process("""
 zero, one = enable(devices=3, unreachable=[(1, 0)])

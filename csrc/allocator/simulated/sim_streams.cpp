@@ -1,9 +1,20 @@
 #include "allocator/simulated/sim_streams.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
 namespace staticrt::alloc {
+namespace {
+
+// Streams whose work this thread runs. Such work may run other streams', which must not go past it.
+thread_local std::vector<const void*> running;
+
+bool is_running(const auto& stream) {
+  return std::ranges::find(running, &stream) != running.end();
+}
+
+}  // namespace
 
 thread_local int SimStreams::working_ = 0;
 
@@ -61,8 +72,10 @@ void SimStreams::pop(Stream& stream) {
   if (operation.kind == Operation::Kind::work) --stream.pending;
   if (!operation.work) return;
   ++working_;
+  running.push_back(&stream);
   operation.work();
   operation.work = nullptr;  // what it holds is dropped as part of the work
+  running.pop_back();
   --working_;
 }
 
@@ -71,7 +84,7 @@ void SimStreams::settle() {
     moved = false;
     for (auto& [id, stream] : streams_)
       while (!stream.queue.empty() && stream.queue.front().kind != Operation::Kind::work &&
-             !blocked(stream)) {
+             !blocked(stream) && !is_running(stream)) {
         pop(stream);
         moved = true;
       }
