@@ -181,7 +181,7 @@ _TWINS: dict[Any, type[Recordable]] = {
         getattr(torch.optim, name): type(
             name, (OneByOne, getattr(torch.optim, name)), {"kind": getattr(torch.optim, name)}
         )
-        for name in ("Adadelta", "Adagrad", "Adamax", "NAdam", "RMSprop", "Rprop")
+        for name in ("Adadelta", "Adagrad", "Adamax", "Muon", "NAdam", "RMSprop", "Rprop")
     },
 }
 

@@ -25,6 +25,7 @@ OPTIMISERS = {
     "SGD": {"momentum": 0.9, "nesterov": True},
     "ASGD": {"t0": 3, "weight_decay": 0.1},
     "Adafactor": {"weight_decay": 0.1},
+    "Muon": {"weight_decay": 0.1},
 }
 
 
@@ -33,15 +34,22 @@ FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [(name, way) for name in OPTIMISERS for way in ("loop", "foreach", "fused")[: 3 if name in FUSED else 2]],
+    [
+        (name, way)
+        for name in OPTIMISERS
+        for way in ("loop", "foreach", "fused")[: 3 if name in FUSED else 1 if name == "Muon" else 2]
+    ],
 )
 def test_steps_in_double_precision_equal_eagers(name, way):
     options = {"lr": 1e-2, "foreach": way == "foreach", **OPTIMISERS[name]}
     if way == "fused":
         options["fused"] = True
+    if name == "Muon":  # has one way, and takes matrices only
+        del options["foreach"]
 
     def train(compile):
-        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+        bias = name != "Muon"
+        model = nn.Sequential(nn.Linear(4, 6, bias=bias), nn.Tanh(), nn.Linear(6, 2, bias=bias)).double()
         optimizer = getattr(torch.optim, name)(model.parameters(), **options)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
 
