@@ -101,9 +101,9 @@ class Work:
         kind: what the runtime does: call, chain, out, generic, unstable, allocate, view, node, control.
         route: the kernel chosen, or "".
         where: model lines.
-        module: layers, each once.
+        module: the path of its layer, "layers.0.norm"; of a chain all, by space; "" if unknown, as in archives.
         flops, read_bytes, written_bytes: of one run.
-        shapes: readable inputs and outputs.
+        shapes: "float32[8, 64], float32[64, 64] → float32[8, 64]".
     """
 
     name: str

@@ -15,6 +15,7 @@ from tabulate import tabulate
 
 from staticrt.errors import InputError, OptionError
 from staticrt.memory import html
+from staticrt.runtime.explain.programs import Work
 from staticrt.tools.report.chrome import chrome_trace
 from staticrt.tools.report.roofline import Roofline, roofline
 from staticrt.tools.report.runs import Call, Step, Tracer
@@ -23,21 +24,13 @@ MOST_SECONDS = 2.0  # of calls timed without a trace
 _KEPT_CALLS = 3  # in a Chrome trace
 
 
-@dataclasses.dataclass(frozen=True)
-class ProfileRow:
-    """One step of the program. Times are medians over the profiled calls, in ns per call.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProfileRow(Work):
+    """One step of a call: what it does, and medians over the profiled calls.
 
     Args:
-        name: node; of a fused chain "first … last".
-        nodes: all nodes it computes.
-        op: operators, "mul+add+relu" for a chain.
-        kind: call (a direct kernel call), chain (fused pointwise), out (an out variant), generic and unstable
-            (the dispatcher), allocate, view, control, eager (a call that was not compiled); on the general path
-            the binding: out, native, boxed_out, boxed.
-        route: the kernel chosen.
-        where: the model's line.
-        module: the path of its layer, "layers.0.norm"; of a chain all, by space; "" if unknown, as in archives.
-        shapes: "float32[8, 64], float32[64, 64] → float32[8, 64]".
+        kind: as of `Work`, or eager (a call that was not compiled); on the general path the binding: out, native,
+            boxed_out, boxed.
         depth: 0; in a body of control flow 1 or more, whose time is in its control row's `time_ns` too.
         calls: runs of it per call.
         time_ns: time including bodies of control flow; self_ns: without them.
@@ -46,23 +39,12 @@ class ProfileRow:
         floor_ns: the least time this machine needs for them; None where nothing is counted.
     """
 
-    name: str
-    nodes: tuple[str, ...]
-    op: str
-    kind: str
-    route: str
-    where: str
-    shapes: str
     depth: int
     calls: float
     time_ns: float
     self_ns: float
-    share: float
-    flops: int
-    read_bytes: int
-    written_bytes: int
-    floor_ns: float | None
-    module: str = ""
+    share: float = 0.0
+    floor_ns: float | None = None
 
     @property
     def bytes(self) -> int:
@@ -206,18 +188,14 @@ class ProfileReport:
         """Everything as plain data; units are in the names."""
         rows = [
             {
-                **{f.name: getattr(row, f.name) for f in dataclasses.fields(row)},
+                **vars(row),
                 "gflops_per_s": row.gflops_per_s,
                 "gbytes_per_s": row.gbytes_per_s,
                 "roofline_share": row.roofline_share,
             }
             for row in self.rows
         ]
-        own = {
-            f.name: getattr(self, f.name)
-            for f in dataclasses.fields(self)
-            if f.name not in ("rows", "machine", "calls")
-        }
+        own = {name: value for name, value in vars(self).items() if name not in ("rows", "machine", "calls")}
         return {
             **own,
             "machine": dataclasses.asdict(self.machine),
@@ -338,8 +316,8 @@ def _report(name: str, calls: Sequence[Call], plain: Sequence[int]) -> ProfileRe
     for (what, reason, where), times in eager.items():
         total = sum(times) / len(calls)
         rows.append(
-            ProfileRow(what, (), reason, "eager", "eager", where, "", 0, len(times) / len(calls), total, total,
-                       0.0, 0, 0, 0, None)
+            ProfileRow(what, (), reason, "eager", "eager", where, depth=0, calls=len(times) / len(calls),
+                       time_ns=total, self_ns=total)
         )  # fmt: skip
     # Tracing makes calls longer, so the times of steps are compared with calls without tracing.
     whole = max(statistics.median(plain), sum(row.self_ns for row in rows), 1.0)
@@ -372,26 +350,15 @@ def _row(entry: _Sum, num_calls: int) -> ProfileRow:
     # A call in which the step did not run counts as zero.
     times = [entry.total.get(number, 0) for number in range(num_calls)]
     own = [entry.total.get(number, 0) - entry.inner.get(number, 0) for number in range(num_calls)]
-    flops, read, written = (round(n * per_call) for n in (work.flops, work.read_bytes, work.written_bytes))
-    self_ns = statistics.median(own)
+    counts = {
+        name: round(getattr(work, name) * per_call) for name in ("flops", "read_bytes", "written_bytes")
+    }
     return ProfileRow(
-        name=work.name,
-        nodes=work.nodes,
-        op=work.op,
-        kind=work.kind,
-        route=work.route,
-        where=work.where,
-        module=work.module,
-        shapes=work.shapes,
+        **{**vars(work), **counts},
         depth=entry.depth,
         calls=per_call,
         time_ns=statistics.median(times),
-        self_ns=self_ns,
-        share=0.0,
-        flops=flops,
-        read_bytes=read,
-        written_bytes=written,
-        floor_ns=None,
+        self_ns=statistics.median(own),
     )
 
 
