@@ -10,8 +10,10 @@
 
 #include "allocator/process/c_api.h"
 #include "bindings/allocator.h"
+#include "bindings/lists.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace staticrt::bindings {
 
@@ -62,11 +64,9 @@ py::list frames_of(const Context& context) {
   py::list frames;
   if (!context) return frames;
   for (const Frame& frame : *static_cast<const Stack*>(context.get())) {
-    py::dict entry;
-    entry["filename"] = py::reinterpret_borrow<py::object>(frame.code->co_filename);
-    entry["line"] = frame.line;
-    entry["name"] = py::reinterpret_borrow<py::object>(frame.code->co_name);
-    frames.append(entry);
+    frames.append(py::dict("filename"_a = py::reinterpret_borrow<py::object>(frame.code->co_filename),
+                           "line"_a = frame.line,
+                           "name"_a = py::reinterpret_borrow<py::object>(frame.code->co_name)));
   }
   return frames;
 }
@@ -88,83 +88,47 @@ const char* state_of(BlockState state) {
 }
 
 py::dict block_dict(const BlockInfo& block) {
-  py::dict entry;
-  entry["address"] = block.address;
-  entry["size"] = block.size;
-  entry["requested_size"] = block.requested;
-  entry["state"] = state_of(block.state);
-  entry["frames"] = frames_of(block.context);
-  return entry;
+  return py::dict("address"_a = block.address, "size"_a = block.size, "requested_size"_a = block.requested,
+                  "state"_a = state_of(block.state), "frames"_a = frames_of(block.context));
 }
 
 py::dict segment_dict(const SegmentInfo& segment, int device) {
-  py::dict entry;
-  entry["device"] = device;
-  entry["address"] = segment.address;
-  entry["total_size"] = segment.total_size;
-  entry["allocated_size"] = segment.allocated_size;
-  entry["active_size"] = segment.active_size;
-  entry["requested_size"] = segment.requested_size;
-  entry["stream"] = raw(segment.stream);
-  entry["segment_type"] = segment.size_class == SizeClass::small ? "small" : "large";
-  entry["segment_pool_id"] = id_of(segment.pool);
-  entry["is_expandable"] = segment.kind == SegmentKind::expandable;
-  entry["frames"] = py::list();
-  py::list blocks;
-  for (const BlockInfo& block : segment.blocks) blocks.append(block_dict(block));
-  entry["blocks"] = blocks;
-  return entry;
+  return py::dict("device"_a = device, "address"_a = segment.address, "total_size"_a = segment.total_size,
+                  "allocated_size"_a = segment.allocated_size, "active_size"_a = segment.active_size,
+                  "requested_size"_a = segment.requested_size, "stream"_a = raw(segment.stream),
+                  "segment_type"_a = segment.size_class == SizeClass::small ? "small" : "large",
+                  "segment_pool_id"_a = id_of(segment.pool),
+                  "is_expandable"_a = segment.kind == SegmentKind::expandable, "frames"_a = py::list(),
+                  "blocks"_a = list_of(segment.blocks, block_dict));
 }
 
 py::dict trace_dict(const TraceEntry& trace) {
-  py::dict entry;
-  entry["action"] = name_of(trace.action);
+  py::dict entry("action"_a = name_of(trace.action), "size"_a = trace.size, "stream"_a = raw(trace.stream),
+                 "time_us"_a = trace.time_us, "pool_id"_a = id_of(trace.pool),
+                 "user_metadata"_a = trace.metadata, "compile_context"_a = trace.compile_context,
+                 "frames"_a = frames_of(trace.context));
   entry[trace.action == Action::oom ? "device_free" : "addr"] = trace.address;
-  entry["size"] = trace.size;
-  entry["stream"] = raw(trace.stream);
-  entry["time_us"] = trace.time_us;
-  entry["pool_id"] = id_of(trace.pool);
-  entry["user_metadata"] = trace.metadata;
-  entry["compile_context"] = trace.compile_context;
-  entry["frames"] = frames_of(trace.context);
   return entry;
 }
 
 py::dict snapshot(MemoryDevice& d, std::optional<PyPoolId> pool, bool include_traces) {
   const Snapshot got =
       asked([&] { return d.allocator->inspector().snapshot(pool_of(pool), include_traces); });
-  py::list segments;
-  for (const SegmentInfo& segment : got.segments) segments.append(segment_dict(segment, got.device_index));
+  const int device = got.device_index;
   py::list traces;  // one list per device number, as torch's loader counts them
-  for (int index = 0; index < got.device_index; ++index) traces.append(py::list());
-  py::list trace;
-  for (const TraceEntry& entry : got.trace) trace.append(trace_dict(entry));
-  traces.append(trace);
-  py::list annotations;
-  for (const Annotation& annotation : got.annotations) {
-    py::dict entry;
-    entry["device"] = got.device_index;
-    entry["time_us"] = annotation.time_us;
-    entry["name"] = annotation.text;
-    annotations.append(entry);
-  }
-  py::dict settings;
-  settings["PYTORCH_ALLOC_CONF"] = got.settings;
-  py::dict result;
-  result["segments"] = segments;
-  result["device_traces"] = traces;
-  result["allocator_settings"] = settings;
-  result["external_annotations"] = annotations;
-  return result;
+  for (int index = 0; index < device; ++index) traces.append(py::list());
+  traces.append(list_of(got.trace, trace_dict));
+  return py::dict(
+      "segments"_a = list_of(got.segments, [&](const SegmentInfo& s) { return segment_dict(s, device); }),
+      "device_traces"_a = traces, "allocator_settings"_a = py::dict("PYTORCH_ALLOC_CONF"_a = got.settings),
+      "external_annotations"_a = list_of(got.annotations, [&](const Annotation& a) {
+        return py::dict("device"_a = device, "time_us"_a = a.time_us, "name"_a = a.text);
+      }));
 }
 
 py::dict gauge_dict(const GaugeValue& value) {
-  py::dict entry;
-  entry["current"] = value.current;
-  entry["peak"] = value.peak;
-  entry["allocated"] = value.allocated;
-  entry["freed"] = value.freed;
-  return entry;
+  return py::dict("current"_a = value.current, "peak"_a = value.peak, "allocated"_a = value.allocated,
+                  "freed"_a = value.freed);
 }
 
 // Nested as torch.cuda.memory_stats_as_nested_dict; Python flattens it.
@@ -173,11 +137,9 @@ py::dict stats(MemoryDevice& d, std::optional<PyPoolId> pool) {
   py::dict result;
   for (int gauge = 0; gauge < kGauges; ++gauge) {
     const auto& values = report.gauges[static_cast<size_t>(gauge)];
-    py::dict entry;
-    entry["all"] = gauge_dict(values[0]);
-    entry["small_pool"] = gauge_dict(values[1]);
-    entry["large_pool"] = gauge_dict(values[2]);
-    result[name_of(static_cast<Gauge>(gauge))] = entry;
+    result[name_of(static_cast<Gauge>(gauge))] =
+        py::dict("all"_a = gauge_dict(values[0]), "small_pool"_a = gauge_dict(values[1]),
+                 "large_pool"_a = gauge_dict(values[2]));
   }
   const Counters& counters = report.counters;
   result["num_alloc_retries"] = counters.alloc_retries;

@@ -5,11 +5,13 @@
 #include "archive/operator_rule.h"
 #include "bindings/bindings.h"
 #include "bindings/gil.h"
+#include "bindings/lists.h"
 #include "bindings/stats.h"
 #include "common/version.h"
 #include "runtime/general/argument_check.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace staticrt::bindings {
 namespace {
@@ -117,16 +119,9 @@ py::tuple prepare_trace(const SavedTrace& trace, const py::list& list) {
 }
 
 py::dict describe_leaf(const LeafSpec& leaf) {
-  py::dict d;
-  d["kind"] = static_cast<int>(leaf.kind);
-  d["name"] = leaf.name;
-  d["dtype"] = leaf.dtype;
-  d["dim"] = leaf.dim;
-  d["device"] = leaf.device;
-  d["constant"] = leaf.constant;
-  d["input"] = leaf.input;
-  d["same"] = leaf.same;
-  return d;
+  return py::dict("kind"_a = static_cast<int>(leaf.kind), "name"_a = leaf.name, "dtype"_a = leaf.dtype,
+                  "dim"_a = leaf.dim, "device"_a = leaf.device, "constant"_a = leaf.constant,
+                  "input"_a = leaf.input, "same"_a = leaf.same);
 }
 
 std::shared_ptr<Archive> open(const py::object& source, const std::string& where, bool check_weights,
@@ -218,22 +213,15 @@ void bind_archive(py::module_& m) {
       .def_property_readonly("traces", &Archive::traces)
       .def_property_readonly("weights",
                              [](const Archive& a) {
-                               py::list list;
-                               for (const Weight& w : a.weights()) {
-                                 list.append(py::make_tuple(w.name, static_cast<int>(w.kind), a.value_of(w)));
-                               }
-                               return list;
+                               return list_of(a.weights(), [&](const Weight& w) {
+                                 return py::make_tuple(w.name, static_cast<int>(w.kind), a.value_of(w));
+                               });
                              })
       .def_property_readonly("facts", [](const Archive& a) {
-        py::dict d;
-        d["staticrt_version"] = a.facts().staticrt_version;
-        d["torch_version"] = a.facts().torch_version;
-        d["cpu_capability"] = a.facts().cpu_capability;
-        d["cpu_features"] = a.facts().cpu_features;
-        d["name"] = a.facts().name;
-        d["calling"] = a.facts().calling;
-        d["machine"] = a.facts().machine;
-        return d;
+        return py::dict(
+            "staticrt_version"_a = a.facts().staticrt_version, "torch_version"_a = a.facts().torch_version,
+            "cpu_capability"_a = a.facts().cpu_capability, "cpu_features"_a = a.facts().cpu_features,
+            "name"_a = a.facts().name, "calling"_a = a.facts().calling, "machine"_a = a.facts().machine);
       });
   m.attr("DECIDED_OTHERWISE") = kDecidedOtherwise;
   m.def("open_archive", &open);

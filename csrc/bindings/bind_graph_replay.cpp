@@ -8,6 +8,7 @@
 #include "graphs/graph.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace staticrt::bindings {
 
@@ -23,15 +24,9 @@ const std::vector<at::Tensor>* pointer(const MaybeTensors& tensors) {
 
 py::dict graph_stats(const CpuGraph& graph) {
   const RecordStats s = graph.record().stats();
-  py::dict d;
-  d["prepared"] = s.prepared;
-  d["out"] = s.out;
-  d["calls"] = s.calls;
-  d["fills"] = s.fills;
-  d["programs"] = s.programs;
-  d["shadow_copied_bytes"] = s.shadow_copied_bytes;
-  d["constant_bytes"] = s.constant_bytes;
-  return d;
+  return py::dict("prepared"_a = s.prepared, "out"_a = s.out, "calls"_a = s.calls, "fills"_a = s.fills,
+                  "programs"_a = s.programs, "shadow_copied_bytes"_a = s.shadow_copied_bytes,
+                  "constant_bytes"_a = s.constant_bytes);
 }
 
 }  // namespace

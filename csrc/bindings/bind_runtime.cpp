@@ -12,6 +12,7 @@
 #include "runtime/execution_plan/donation.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace staticrt::bindings {
 namespace {
@@ -157,13 +158,9 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("cache_counters",
                              [](const Executable& e) {
                                const CacheCounters c = e.cache_counters();
-                               py::dict d;
-                               d["hits"] = c.hits;
-                               d["misses"] = c.misses;
-                               d["prepared"] = c.prepared;
-                               d["evicted"] = c.evicted;
-                               d["diverged"] = c.diverged;
-                               return d;
+                               return py::dict("hits"_a = c.hits, "misses"_a = c.misses,
+                                               "prepared"_a = c.prepared, "evicted"_a = c.evicted,
+                                               "diverged"_a = c.diverged);
                              })
       .def_property_readonly("prepared_stats",
                              [](const Executable& e) {
@@ -182,14 +179,9 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("node_counts",
                              [](const Executable& e) {
                                const NodeCounts c = e.node_counts();
-                               py::dict d;
-                               d["total"] = c.total;
-                               d["managed"] = c.managed;
-                               d["out"] = c.out;
-                               d["native"] = c.native;
-                               d["fallback"] = c.fallback;
-                               d["control"] = c.control;
-                               return d;
+                               return py::dict("total"_a = c.total, "managed"_a = c.managed, "out"_a = c.out,
+                                               "native"_a = c.native, "fallback"_a = c.fallback,
+                                               "control"_a = c.control);
                              })
       .def_property_readonly("node_kinds",
                              [](const Executable& e) {
@@ -203,13 +195,9 @@ void bind_runtime(py::module_& m) {
                              })
       .def_property_readonly("memory_counters", [](const Executable& e) {
         const MemoryCounters c = e.memory_counters();
-        py::dict d;
-        d["managed_tensors"] = c.managed_tensors;
-        d["managed_bytes"] = c.managed_bytes;
-        d["reused_tensors"] = c.reused_tensors;
-        d["unmanaged_scalars"] = c.unmanaged_scalars;
-        d["unmanaged_others"] = c.unmanaged_others;
-        return d;
+        return py::dict("managed_tensors"_a = c.managed_tensors, "managed_bytes"_a = c.managed_bytes,
+                        "reused_tensors"_a = c.reused_tensors, "unmanaged_scalars"_a = c.unmanaged_scalars,
+                        "unmanaged_others"_a = c.unmanaged_others);
       });
 }
 

@@ -2,11 +2,13 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "bindings/bindings.h"
+#include "bindings/lists.h"
 #include "bindings/stats.h"
 #include "runtime/call/executable.h"
 #include "runtime/trace/trace.h"
 
 namespace py = pybind11;
+using namespace py::literals;
 
 namespace staticrt::bindings {
 namespace {
@@ -15,12 +17,6 @@ namespace {
 py::tuple meta_tuple(const TensorMeta& meta) {
   return py::make_tuple(c10::toString(meta.dtype), std::vector<int64_t>(meta.sizes.begin(), meta.sizes.end()),
                         std::vector<int64_t>(meta.strides.begin(), meta.strides.end()));
-}
-
-py::list meta_list(const std::vector<TensorMeta>& metas) {
-  py::list list;
-  for (const TensorMeta& meta : metas) list.append(meta_tuple(meta));
-  return list;
 }
 
 // A prepared program refers to its executable's bindings, so it keeps the executable alive.
@@ -35,32 +31,22 @@ std::shared_ptr<PreparedProgram> hold(std::shared_ptr<const PreparedProgram> pro
 }
 
 py::dict describe_run(const RunTrace& run) {
-  py::dict d;
-  d["executable"] = std::const_pointer_cast<Executable>(run.executable);
-  d["prepared"] = hold(run.prepared, run.executable);
-  d["parent"] = run.parent;
-  for (const auto& [name, value] :
-       {std::pair("begin_ns", run.begin_ns), std::pair("found_ns", run.found_ns),
-        std::pair("placed_ns", run.placed_ns), std::pair("steps_ns", run.steps_ns),
-        std::pair("recorded_ns", run.recorded_ns), std::pair("end_ns", run.end_ns)}) {
-    d[name] = value;
-  }
-  py::list steps;
-  for (const StepTime& step : run.steps)
-    steps.append(py::make_tuple(step.index, step.is_node, step.begin_ns, step.end_ns, step.released_ns));
-  d["steps"] = steps;
-  py::list shapes;
-  for (const NodeShapes& node : run.shapes)
-    shapes.append(py::make_tuple(meta_list(node.reads), meta_list(node.writes)));
-  d["shapes"] = shapes;
-  return d;
+  const auto times = [](const StepTime& step) {
+    return py::make_tuple(step.index, step.is_node, step.begin_ns, step.end_ns, step.released_ns);
+  };
+  const auto shapes = [](const NodeShapes& node) {
+    return py::make_tuple(list_of(node.reads, meta_tuple), list_of(node.writes, meta_tuple));
+  };
+  return py::dict("executable"_a = std::const_pointer_cast<Executable>(run.executable),
+                  "prepared"_a = hold(run.prepared, run.executable), "parent"_a = run.parent,
+                  "begin_ns"_a = run.begin_ns, "found_ns"_a = run.found_ns, "placed_ns"_a = run.placed_ns,
+                  "steps_ns"_a = run.steps_ns, "recorded_ns"_a = run.recorded_ns, "end_ns"_a = run.end_ns,
+                  "steps"_a = list_of(run.steps, times), "shapes"_a = list_of(run.shapes, shapes));
 }
 
 py::list stop_trace() {
   const std::unique_ptr<Trace> trace = take_trace();
-  py::list runs;
-  for (const RunTrace& run : trace->runs) runs.append(describe_run(run));
-  return runs;
+  return list_of(trace->runs, describe_run);
 }
 
 // What reading the clock adds to the time of a step: the least of many.
@@ -82,12 +68,6 @@ py::list nodes_of(const Executable& executable) {
   py::list nodes;
   for (size_t i = 0; i < program.nodes().size(); ++i) {
     const Node& node = program.nodes()[i];
-    py::dict d;
-    d["name"] = node.name;
-    d["op"] = node.op;
-    d["where"] = node.where;
-    d["module"] = node.module;
-    d["kind"] = to_string(executable.bound().nodes[i].kind);
     py::list args;
     py::dict constants;
     for (uint32_t a = 0; a < node.num_args; ++a) {
@@ -102,14 +82,12 @@ py::list nodes_of(const Executable& executable) {
       }
       args.append(ids);
     }
-    d["args"] = args;
-    d["constants"] = constants;
-    d["first_output"] = node.first_output;
-    d["num_outputs"] = node.num_outputs;
-    py::list bodies;
-    for (const auto& body : executable.bound().nodes[i].bodies) bodies.append(body);
-    d["bodies"] = bodies;
-    nodes.append(d);
+    const auto& bound = executable.bound().nodes[i];
+    nodes.append(py::dict("name"_a = node.name, "op"_a = node.op, "where"_a = node.where,
+                          "module"_a = node.module, "kind"_a = to_string(bound.kind), "args"_a = args,
+                          "constants"_a = constants, "first_output"_a = node.first_output,
+                          "num_outputs"_a = node.num_outputs,
+                          "bodies"_a = list_of(bound.bodies, [](const auto& body) { return body; })));
   }
   return nodes;
 }
@@ -143,35 +121,29 @@ const char* to_string(MemoryBlock::Sharing sharing) {
 }
 
 py::list blocks_of(const PreparedProgram& program) {
-  py::list blocks;
-  for (const MemoryBlock& block : program.blocks())
-    blocks.append(py::make_tuple(to_string(block.kind), block.id, block.begin, block.end, block.size_bytes,
-                                 block.offset_bytes, to_string(block.sharing), block.shares_with));
-  return blocks;
+  return list_of(program.blocks(), [](const MemoryBlock& block) {
+    return py::make_tuple(to_string(block.kind), block.id, block.begin, block.end, block.size_bytes,
+                          block.offset_bytes, to_string(block.sharing), block.shares_with);
+  });
 }
 
 // The program's arenas: device, size in bytes.
 py::list arenas_of(const PreparedProgram& program) {
-  py::list arenas;
-  for (const auto& [device, size_bytes] : program.arenas())
-    arenas.append(py::make_tuple(device.str(), size_bytes));
-  return arenas;
+  return list_of(program.arenas(),
+                 [](const auto& arena) { return py::make_tuple(arena.first.str(), arena.second); });
 }
 
 // Per step: kind, members, route, value (of allocate and view).
 py::list steps_of(const PreparedProgram& program) {
-  py::list steps;
-  for (const Step& step : program.steps())
-    steps.append(py::make_tuple(program.nodes_of(step), program.route_of(step), step.value));
-  return steps;
+  return list_of(program.steps(), [&](const Step& step) {
+    return py::make_tuple(program.nodes_of(step), program.route_of(step), step.value);
+  });
 }
 
 // Steps that run beside each other: first, count.
 py::list regions_of(const PreparedProgram& program) {
-  py::list regions;
-  for (const ParallelRegion& region : program.regions())
-    regions.append(py::make_tuple(region.first, region.count));
-  return regions;
+  return list_of(program.regions(),
+                 [](const ParallelRegion& region) { return py::make_tuple(region.first, region.count); });
 }
 
 // Per value: tensor or not, stable, (dtype, sizes, strides), owner, whether it is an input or a constant.
@@ -190,13 +162,9 @@ py::list values_of(const PreparedProgram& prepared) {
 
 py::dict rare_times(const Executable& executable) {
   const RareTimes t = executable.rare_times();
-  py::dict d;
-  d["first_run_ns"] = t.first_run_ns;
-  d["prepare_ns"] = t.prepare_ns;
-  d["general_runs"] = t.general_runs;
-  d["general_ns"] = t.general_ns;
-  d["output_dealloc_ns"] = t.output_dealloc_ns;
-  return d;
+  return py::dict("first_run_ns"_a = t.first_run_ns, "prepare_ns"_a = t.prepare_ns,
+                  "general_runs"_a = t.general_runs, "general_ns"_a = t.general_ns,
+                  "output_dealloc_ns"_a = t.output_dealloc_ns);
 }
 
 std::vector<std::shared_ptr<PreparedProgram>> prepared_programs(
@@ -211,24 +179,14 @@ std::vector<std::shared_ptr<PreparedProgram>> prepared_programs(
 
 py::dict stats_of(const PreparedProgram& program) {
   const PreparedStats& s = program.stats();
-  py::dict d;
-  d["arena_bytes"] = s.arena_bytes;
-  d["lower_bound_bytes"] = s.lower_bound_bytes;
-  d["num_calls"] = s.num_calls;
-  d["nodes_in_calls"] = s.nodes_in_calls;
-  d["out_steps"] = s.out_steps;
-  d["generic_steps"] = s.generic_steps;
-  d["skipped_nodes"] = s.skipped_nodes;
-  d["overwrites"] = s.overwrites;
-  d["parts_in_place"] = s.parts_in_place;
-  d["donated_bytes"] = s.donated_bytes;
-  d["apart_bytes"] = s.apart_bytes;
-  d["parallel_calls"] = s.parallel_calls;
-  d["fixed_nodes"] = s.fixed_nodes;
-  d["derived_bytes"] = s.derived_bytes;
-  d["searched_plans"] = s.searched_plans;
-  d["known_plans"] = s.known_plans;
-  return d;
+  return py::dict("arena_bytes"_a = s.arena_bytes, "lower_bound_bytes"_a = s.lower_bound_bytes,
+                  "num_calls"_a = s.num_calls, "nodes_in_calls"_a = s.nodes_in_calls,
+                  "out_steps"_a = s.out_steps, "generic_steps"_a = s.generic_steps,
+                  "skipped_nodes"_a = s.skipped_nodes, "overwrites"_a = s.overwrites,
+                  "parts_in_place"_a = s.parts_in_place, "donated_bytes"_a = s.donated_bytes,
+                  "apart_bytes"_a = s.apart_bytes, "parallel_calls"_a = s.parallel_calls,
+                  "fixed_nodes"_a = s.fixed_nodes, "derived_bytes"_a = s.derived_bytes,
+                  "searched_plans"_a = s.searched_plans, "known_plans"_a = s.known_plans);
 }
 
 py::tuple to_tuple(const PreparedAhead& made) {

@@ -96,58 +96,40 @@ SRT_NATIVE("aten::copy_", copy_in_place) {
   if (op.num_outputs() > 0) op.slot() = std::move(self);
 }
 
-void fill(T& out, const at::Scalar& value) {
-  n::fill_(out, value);
-}
-
 // zeros_like(self, dtype, layout, device, pin_memory, memory_format) and ones_like.
-void filled_like(Operands& op, const at::Scalar& value, uint32_t format) {
+void fill_like(Operands& op, const at::Scalar& value, uint32_t format) {
   resize_like(op.out(), op.tensor(0), format_of(op, format));
-  fill(op.out(), value);
+  n::fill_(op.out(), value);
+}
+void fill_sized(Operands& op, uint32_t sizes, const at::Scalar& value) {
+  resize(op.out(), op.ints(sizes));
+  n::fill_(op.out(), value);
+}
+Kernel filled(std::string_view op, KernelFn run) {
+  return {op, KernelKind::kOut, run, op};
 }
 
-SRT_OUT_VARIANT("aten::zeros_like", zeros_like) {
-  filled_like(op, 0, 5);
-}
-SRT_OUT_VARIANT("aten::ones_like", ones_like) {
-  filled_like(op, 1, 5);
-}
-SRT_OUT_VARIANT("aten::full_like", full_like) {
-  filled_like(op, op.scalar(1), 6);
-}
-SRT_OUT_VARIANT("aten::zeros", zeros) {
-  resize(op.out(), op.ints(0));
-  fill(op.out(), 0);
-}
-SRT_OUT_VARIANT("aten::ones", ones) {
-  resize(op.out(), op.ints(0));
-  fill(op.out(), 1);
-}
-SRT_OUT_VARIANT("aten::full", full) {
-  resize(op.out(), op.ints(0));
-  fill(op.out(), op.scalar(1));
-}
-SRT_OUT_VARIANT("aten::new_zeros", new_zeros) {
-  resize(op.out(), op.ints(1));
-  fill(op.out(), 0);
-}
-SRT_OUT_VARIANT("aten::new_ones", new_ones) {
-  resize(op.out(), op.ints(1));
-  fill(op.out(), 1);
-}
-SRT_OUT_VARIANT("aten::new_full", new_full) {
-  resize(op.out(), op.ints(1));
-  fill(op.out(), op.scalar(2));
-}
+const RegisterKernels kFills{
+    filled("aten::zeros_like", [](Operands& op) { fill_like(op, 0, 5); }),
+    filled("aten::ones_like", [](Operands& op) { fill_like(op, 1, 5); }),
+    filled("aten::full_like", [](Operands& op) { fill_like(op, op.scalar(1), 6); }),
+    filled("aten::zeros", [](Operands& op) { fill_sized(op, 0, 0); }),
+    filled("aten::ones", [](Operands& op) { fill_sized(op, 0, 1); }),
+    filled("aten::full", [](Operands& op) { fill_sized(op, 0, op.scalar(1)); }),
+    filled("aten::new_zeros", [](Operands& op) { fill_sized(op, 1, 0); }),
+    filled("aten::new_ones", [](Operands& op) { fill_sized(op, 1, 1); }),
+    filled("aten::new_full", [](Operands& op) { fill_sized(op, 1, op.scalar(2)); }),
+};
+
 SRT_OUT_VARIANT("aten::scalar_tensor", scalar_tensor) {
   resize(op.out(), {});
-  fill(op.out(), op.scalar(0));
+  n::fill_(op.out(), op.scalar(0));
 }
 
 // fill(self, value): a tensor like self, all value.
 SRT_OUT_VARIANT("aten::fill.Scalar", fill_scalar) {
   resize_like(op.out(), op.tensor(0));
-  fill(op.out(), op.scalar(1));
+  n::fill_(op.out(), op.scalar(1));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <ATen/ops/where.h>
 
 #include <algorithm>
+#include <initializer_list>
 
 #include "kernels/registry/registry.h"
 #include "kernels/registry/sizing.h"
@@ -48,65 +49,10 @@ void fill_sized(Operands& op, uint32_t sizes, const at::Scalar& value) {
   resize(op.out(), op.ints(sizes));
   op.out().fill_(value);
 }
-SRT_DISPATCHED("aten::zeros_like", zeros_like) {
-  fill_like(op, 0, 5);
-}
-SRT_DISPATCHED("aten::ones_like", ones_like) {
-  fill_like(op, 1, 5);
-}
-SRT_DISPATCHED("aten::full_like", full_like) {
-  fill_like(op, op.scalar(1), 6);
-}
-SRT_DISPATCHED("aten::zeros", zeros) {
-  fill_sized(op, 0, 0);
-}
-SRT_DISPATCHED("aten::ones", ones) {
-  fill_sized(op, 0, 1);
-}
-SRT_DISPATCHED("aten::full", full) {
-  fill_sized(op, 0, op.scalar(1));
-}
-SRT_DISPATCHED("aten::new_zeros", new_zeros) {
-  fill_sized(op, 1, 0);
-}
-SRT_DISPATCHED("aten::new_ones", new_ones) {
-  fill_sized(op, 1, 1);
-}
-SRT_DISPATCHED("aten::new_full", new_full) {
-  fill_sized(op, 1, op.scalar(2));
-}
-
-SRT_DISPATCHED("aten::relu", relu) {
-  at::clamp_min_out(op.out(), op.tensor(0), 0);
-}
-SRT_DISPATCHED("aten::hardtanh", hardtanh) {
-  at::hardtanh_out(op.out(), op.tensor(0), op.scalar(1), op.scalar(2));
-}
-SRT_DISPATCHED("aten::add.Scalar", add_scalar) {
-  at::add_out(op.out(), op.tensor(0), number(op, 1), op.scalar(2));
-}
-SRT_DISPATCHED("aten::sub.Scalar", sub_scalar) {
-  at::sub_out(op.out(), op.tensor(0), number(op, 1), op.scalar(2));
-}
-SRT_DISPATCHED("aten::rsub.Scalar", rsub_scalar) {
-  at::sub_out(op.out(), number(op, 1), op.tensor(0), op.scalar(2));
-}
-SRT_DISPATCHED("aten::mul.Scalar", mul_scalar) {
-  at::mul_out(op.out(), op.tensor(0), number(op, 1));
-}
-SRT_DISPATCHED("aten::where.self", where) {
-  at::where_out(op.out(), op.tensor(0), op.tensor(1), op.tensor(2));
-}
 
 // (self, dim, dtype): converts to another dtype first, as eager does.
 T converted(Operands& op) {
   return op.is_none(2) ? op.tensor(0) : op.tensor(0).to(op.arg(2).toScalarType());
-}
-SRT_DISPATCHED("aten::softmax.int", softmax) {
-  at::_softmax_out(op.out(), converted(op), op.integer(1), false);
-}
-SRT_DISPATCHED("aten::log_softmax.int", log_softmax) {
-  at::_log_softmax_out(op.out(), converted(op), op.integer(1), false);
 }
 
 SRT_DISPATCHED("aten::stack", stack) {
@@ -126,9 +72,47 @@ SRT_DISPATCHED("aten::stack", stack) {
   at::cat_out(op.out(), at::TensorList(parts), dim);
   split_stacked(op.out(), dim, static_cast<int64_t>(parts.size()));
 }
-SRT_DISPATCHED("aten::index_select", index_select) {
-  at::index_select_out(op.out(), op.tensor(0), op.integer(1), op.tensor(2));
+
+struct RegisterDispatched {
+  RegisterDispatched(std::initializer_list<Kernel> kernels) {
+    for (const Kernel& kernel : kernels) register_dispatched(kernel);
+  }
+};
+Kernel dispatched(std::string_view op, KernelFn run) {
+  return {op, KernelKind::kOut, run, op};
 }
+
+const RegisterDispatched kElements{
+    dispatched("aten::zeros_like", [](Operands& op) { fill_like(op, 0, 5); }),
+    dispatched("aten::ones_like", [](Operands& op) { fill_like(op, 1, 5); }),
+    dispatched("aten::full_like", [](Operands& op) { fill_like(op, op.scalar(1), 6); }),
+    dispatched("aten::zeros", [](Operands& op) { fill_sized(op, 0, 0); }),
+    dispatched("aten::ones", [](Operands& op) { fill_sized(op, 0, 1); }),
+    dispatched("aten::full", [](Operands& op) { fill_sized(op, 0, op.scalar(1)); }),
+    dispatched("aten::new_zeros", [](Operands& op) { fill_sized(op, 1, 0); }),
+    dispatched("aten::new_ones", [](Operands& op) { fill_sized(op, 1, 1); }),
+    dispatched("aten::new_full", [](Operands& op) { fill_sized(op, 1, op.scalar(2)); }),
+    dispatched("aten::relu", [](Operands& op) { at::clamp_min_out(op.out(), op.tensor(0), 0); }),
+    dispatched("aten::hardtanh",
+               [](Operands& op) { at::hardtanh_out(op.out(), op.tensor(0), op.scalar(1), op.scalar(2)); }),
+    dispatched("aten::add.Scalar",
+               [](Operands& op) { at::add_out(op.out(), op.tensor(0), number(op, 1), op.scalar(2)); }),
+    dispatched("aten::sub.Scalar",
+               [](Operands& op) { at::sub_out(op.out(), op.tensor(0), number(op, 1), op.scalar(2)); }),
+    dispatched("aten::rsub.Scalar",
+               [](Operands& op) { at::sub_out(op.out(), number(op, 1), op.tensor(0), op.scalar(2)); }),
+    dispatched("aten::mul.Scalar", [](Operands& op) { at::mul_out(op.out(), op.tensor(0), number(op, 1)); }),
+    dispatched("aten::where.self",
+               [](Operands& op) { at::where_out(op.out(), op.tensor(0), op.tensor(1), op.tensor(2)); }),
+    dispatched("aten::softmax.int",
+               [](Operands& op) { at::_softmax_out(op.out(), converted(op), op.integer(1), false); }),
+    dispatched("aten::log_softmax.int",
+               [](Operands& op) { at::_log_softmax_out(op.out(), converted(op), op.integer(1), false); }),
+    dispatched(
+        "aten::index_select",
+        [](Operands& op) { at::index_select_out(op.out(), op.tensor(0), op.integer(1), op.tensor(2)); }),
+};
+
 // (weight, indices, padding_idx, scale_grad_by_freq, sparse)
 SRT_DISPATCHED("aten::embedding", embedding) {
   const T& weight = op.tensor(0);

@@ -2,7 +2,7 @@
 #include <cmath>
 
 #include "common/error.h"
-#include "kernels/registry/registry.h"
+#include "kernels/registry/bind.h"
 #include "kernels/scalar/number.h"
 
 namespace staticrt {
@@ -95,164 +95,77 @@ Number is_integer(Number a) {
                     (std::isfinite(a.as_double()) && std::floor(a.as_double()) == a.as_double()));
 }
 
-SRT_NATIVE("sym::add", sym_add) {
-  binary<add>(op);
-}
-SRT_NATIVE("sym::sub", sym_sub) {
-  binary<sub>(op);
-}
-SRT_NATIVE("sym::mul", sym_mul) {
-  binary<mul>(op);
-}
-SRT_NATIVE("sym::floordiv", sym_floordiv) {
-  binary<floordiv>(op);
-}
-SRT_NATIVE("sym::ceildiv", sym_ceildiv) {
-  binary<ceil_div>(op);
-}
-SRT_NATIVE("sym::truediv", sym_truediv) {
-  binary<truediv>(op);
-}
-SRT_NATIVE("sym::mod", sym_mod) {
-  binary<mod>(op);
-}
-SRT_NATIVE("sym::pow", sym_pow) {
-  binary<pow>(op);
-}
-SRT_NATIVE("sym::lshift", sym_lshift) {
-  binary<shift_left>(op);
-}
-SRT_NATIVE("sym::rshift", sym_rshift) {
-  binary<shift_right>(op);
-}
-SRT_NATIVE("sym::neg", sym_neg) {
-  unary<neg>(op);
-}
-SRT_NATIVE("sym::pos", sym_pos) {
-  unary<positive>(op);
-}
-SRT_NATIVE("sym::abs", sym_abs) {
-  unary<absolute>(op);
-}
-SRT_NATIVE("sym::invert", sym_invert) {
-  unary<invert>(op);
-}
-SRT_NATIVE("sym::not", sym_not) {
-  unary<logical_not>(op);
-}
-SRT_NATIVE("sym::int", sym_int) {
-  unary<trunc>(op);
-}
-SRT_NATIVE("sym::trunc", sym_trunc) {
-  unary<trunc>(op);
-}
-SRT_NATIVE("sym::floor", sym_floor) {
-  unary<floor>(op);
-}
-SRT_NATIVE("sym::ceil", sym_ceil) {
-  unary<ceil>(op);
-}
-SRT_NATIVE("sym::float", sym_float) {
-  unary<to_float>(op);
-}
-SRT_NATIVE("sym::bool", sym_bool) {
-  unary<to_bool>(op);
-}
-SRT_NATIVE("sym::is_integer", sym_is_integer) {
-  unary<is_integer>(op);
+// -1, 0 or 1; another number where one is NaN.
+int order(Operands& op) {
+  return compare(number(op, 0), number(op, 1));
 }
 
-SRT_NATIVE("sym::eq", sym_eq) {
-  op.slot() = compare(number(op, 0), number(op, 1)) == 0;
-}
-SRT_NATIVE("sym::ne", sym_ne) {
-  op.slot() = compare(number(op, 0), number(op, 1)) != 0;
-}
-SRT_NATIVE("sym::lt", sym_lt) {
-  op.slot() = compare(number(op, 0), number(op, 1)) == -1;
-}
-SRT_NATIVE("sym::gt", sym_gt) {
-  op.slot() = compare(number(op, 0), number(op, 1)) == 1;
-}
-SRT_NATIVE("sym::le", sym_le) {
-  const int order = compare(number(op, 0), number(op, 1));
-  op.slot() = order == -1 || order == 0;
-}
-SRT_NATIVE("sym::ge", sym_ge) {
-  const int order = compare(number(op, 0), number(op, 1));
-  op.slot() = order == 1 || order == 0;
-}
-SRT_NATIVE("sym::and", sym_and) {
-  bits(op, [](int64_t a, int64_t b) { return a & b; });
-}
-SRT_NATIVE("sym::or", sym_or) {
-  bits(op, [](int64_t a, int64_t b) { return a | b; });
-}
-SRT_NATIVE("sym::xor", sym_xor) {
-  bits(op, [](int64_t a, int64_t b) { return a ^ b; });
-}
-SRT_NATIVE("sym::min", sym_min) {
-  extremum(op, -1);
-}
-SRT_NATIVE("sym::max", sym_max) {
-  extremum(op, 1);
-}
-SRT_NATIVE("sym::sum", sym_sum) {
-  Number total = Number::of(int64_t{0});
-  for_each_number(op, [&](Number v) { total = add(total, v); });
-  op.slot() = total.to_ivalue();
-}
-SRT_NATIVE("sym::ite", sym_ite) {
-  op.slot() = number(op, 0).truth() ? op.arg(1) : op.arg(2);
-}
-SRT_NATIVE("sym::round", sym_round) {
-  const bool to_int = op.num_args() < 2 || op.is_none(1);
-  op.slot() = (to_int ? round(number(op, 0)) : round(number(op, 0), op.integer(1))).to_ivalue();
+Kernel sym(std::string_view op, KernelFn run) {
+  return {op, KernelKind::kNative, run, op};
 }
 
-SRT_NATIVE("sym::sqrt", sym_sqrt) {
-  real<std::sqrt>(op);
-}
-SRT_NATIVE("sym::exp", sym_exp) {
-  real<std::exp>(op);
-}
-SRT_NATIVE("sym::log", sym_log) {
-  real<std::log>(op);
-}
-SRT_NATIVE("sym::log2", sym_log2) {
-  real<std::log2>(op);
-}
-SRT_NATIVE("sym::sin", sym_sin) {
-  real<std::sin>(op);
-}
-SRT_NATIVE("sym::cos", sym_cos) {
-  real<std::cos>(op);
-}
-SRT_NATIVE("sym::tan", sym_tan) {
-  real<std::tan>(op);
-}
-SRT_NATIVE("sym::sinh", sym_sinh) {
-  real<std::sinh>(op);
-}
-SRT_NATIVE("sym::cosh", sym_cosh) {
-  real<std::cosh>(op);
-}
-SRT_NATIVE("sym::tanh", sym_tanh) {
-  real<std::tanh>(op);
-}
-SRT_NATIVE("sym::asin", sym_asin) {
-  real<std::asin>(op);
-}
-SRT_NATIVE("sym::acos", sym_acos) {
-  real<std::acos>(op);
-}
-SRT_NATIVE("sym::atan", sym_atan) {
-  real<std::atan>(op);
-}
+const RegisterKernels kSym{
+    sym("sym::add", binary<add>),
+    sym("sym::sub", binary<sub>),
+    sym("sym::mul", binary<mul>),
+    sym("sym::floordiv", binary<floordiv>),
+    sym("sym::ceildiv", binary<ceil_div>),
+    sym("sym::truediv", binary<truediv>),
+    sym("sym::mod", binary<mod>),
+    sym("sym::pow", binary<pow>),
+    sym("sym::lshift", binary<shift_left>),
+    sym("sym::rshift", binary<shift_right>),
+    sym("sym::neg", unary<neg>),
+    sym("sym::pos", unary<positive>),
+    sym("sym::abs", unary<absolute>),
+    sym("sym::invert", unary<invert>),
+    sym("sym::not", unary<logical_not>),
+    sym("sym::int", unary<trunc>),
+    sym("sym::trunc", unary<trunc>),
+    sym("sym::floor", unary<floor>),
+    sym("sym::ceil", unary<ceil>),
+    sym("sym::float", unary<to_float>),
+    sym("sym::bool", unary<to_bool>),
+    sym("sym::is_integer", unary<is_integer>),
+    sym("sym::eq", [](Operands& op) { op.slot() = order(op) == 0; }),
+    sym("sym::ne", [](Operands& op) { op.slot() = order(op) != 0; }),
+    sym("sym::lt", [](Operands& op) { op.slot() = order(op) == -1; }),
+    sym("sym::gt", [](Operands& op) { op.slot() = order(op) == 1; }),
+    sym("sym::le", [](Operands& op) { op.slot() = order(op) == -1 || order(op) == 0; }),
+    sym("sym::ge", [](Operands& op) { op.slot() = order(op) == 1 || order(op) == 0; }),
+    sym("sym::and", [](Operands& op) { bits(op, [](int64_t a, int64_t b) { return a & b; }); }),
+    sym("sym::or", [](Operands& op) { bits(op, [](int64_t a, int64_t b) { return a | b; }); }),
+    sym("sym::xor", [](Operands& op) { bits(op, [](int64_t a, int64_t b) { return a ^ b; }); }),
+    sym("sym::min", [](Operands& op) { extremum(op, -1); }),
+    sym("sym::max", [](Operands& op) { extremum(op, 1); }),
+    sym("sym::sum",
+        [](Operands& op) {
+          Number total = Number::of(int64_t{0});
+          for_each_number(op, [&](Number v) { total = add(total, v); });
+          op.slot() = total.to_ivalue();
+        }),
+    sym("sym::ite", [](Operands& op) { op.slot() = number(op, 0).truth() ? op.arg(1) : op.arg(2); }),
+    sym("sym::round",
+        [](Operands& op) {
+          const bool to_int = op.num_args() < 2 || op.is_none(1);
+          op.slot() = (to_int ? round(number(op, 0)) : round(number(op, 0), op.integer(1))).to_ivalue();
+        }),
+    sym("sym::sqrt", real<std::sqrt>),
+    sym("sym::exp", real<std::exp>),
+    sym("sym::log", real<std::log>),
+    sym("sym::log2", real<std::log2>),
+    sym("sym::sin", real<std::sin>),
+    sym("sym::cos", real<std::cos>),
+    sym("sym::tan", real<std::tan>),
+    sym("sym::sinh", real<std::sinh>),
+    sym("sym::cosh", real<std::cosh>),
+    sym("sym::tanh", real<std::tanh>),
+    sym("sym::asin", real<std::asin>),
+    sym("sym::acos", real<std::acos>),
+    sym("sym::atan", real<std::atan>),
+    sym("srt::identity", [](Operands& op) { op.slot() = op.is_list(0) ? op.boxed(0) : op.arg(0); }),
+};
 
-SRT_NATIVE("srt::identity", srt_identity) {
-  op.slot() = op.is_list(0) ? op.boxed(0) : op.arg(0);
-}
 SRT_NATIVE("srt::getitem", srt_getitem) {
   const bool span = op.is_list(0);
   const bool tuple = !span && op.arg(0).isTuple();
