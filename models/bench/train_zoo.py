@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +13,9 @@ from torch.utils._pytree import tree_leaves
 import staticrt
 from staticrt.models.bench.gates import EAGER_FLOOR, MISSED, PASSED, Gate, at_least, at_most
 from staticrt.models.bench.tables import table
-from staticrt.models.bench.train import WHOLE, time_in_turns
-from staticrt.models.bench.train_memory import allocated_peak, planned_bytes
-from staticrt.models.bench.train_models import training_step
+from staticrt.models.bench.train import WHOLE, measure_steps
+from staticrt.models.bench.train_memory import planned_bytes
 from staticrt.models.zoo import Entry
-from staticrt.training import optim
 
 WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "eager": lambda model: model,
@@ -29,45 +25,12 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
 INDUCTOR: dict[str, Callable[[nn.Module], Any]] = {"Inductor": torch.compile}
 OWN = "staticrt.compile"  # held against eager
 PEAK_SHARE = 1.01  # of eager's: what the allocator rounds up
-_RTOL = 1e-3  # of the loss
 _CELL = "{:.2f} ({:.2f})"
 
 
 def _loss(out: Any) -> torch.Tensor:
     found = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.is_floating_point()]
     return torch.stack([t.square().mean() for t in found]).sum()
-
-
-def _measure(entry: Entry, ways: dict[str, Callable[[nn.Module], Any]], seconds: float) -> dict[str, Any]:
-    source, inputs = entry.build().train(), entry.inputs()
-    steps: dict[str, Callable[[], torch.Tensor]] = {}
-    failed: dict[str, str] = {}
-    eager = math.nan
-    for way in (*ways, WHOLE):
-        model = copy.deepcopy(source)
-        try:
-            if way == WHOLE:
-                own = optim.SGD(model.parameters(), lr=1e-4)
-                step = staticrt.compile_step(training_step(model, inputs, own, _loss))
-            else:
-                theirs = torch.optim.SGD(model.parameters(), lr=1e-4)
-                step = training_step(ways[way](model), inputs, theirs, _loss)
-            torch.manual_seed(0)
-            loss = step().item()
-            eager = loss if way == "eager" else eager
-            if not math.isclose(loss, eager, rel_tol=_RTOL):
-                raise AssertionError(f"its loss is {loss:g}, eager's {eager:g}")
-        except Exception as error:
-            failed[way] = f"{type(error).__name__}: {error}".split("\n")[0]
-            if way == "eager":
-                break
-            continue
-        steps[way] = step
-    ms = time_in_turns(steps, seconds) if steps else {}
-    peaks = {way: allocated_peak(step) for way, step in steps.items()}
-    if WHOLE in steps:
-        peaks[WHOLE] += planned_bytes(steps[WHOLE])["arena"]  # kept between calls
-    return {"model": entry.name, "ms": ms, "peak_bytes": peaks, "failed": failed}
 
 
 def measure_zoo(entries: Sequence[Entry], *, seconds: float, inductor: bool = False) -> list[dict[str, Any]]:
@@ -86,7 +49,10 @@ def measure_zoo(entries: Sequence[Entry], *, seconds: float, inductor: bool = Fa
     ways = {**WAYS, **INDUCTOR} if inductor else WAYS
     for entry in entries:
         torch._dynamo.reset()
-        rows.append(_measure(entry, ways, seconds))
+        steps, row = measure_steps(entry.build().train(), entry.inputs(), ways, seconds, _loss, rate=1e-4)
+        if WHOLE in steps:
+            row["peak_bytes"][WHOLE] += planned_bytes(steps[WHOLE])["arena"]  # kept between calls
+        rows.append({"model": entry.name, **row})
     return rows
 
 
