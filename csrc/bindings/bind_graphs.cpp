@@ -200,7 +200,6 @@ void bind_pool(py::module_& m) {
              return py::make_tuple(now(alloc::Gauge::allocation), now(alloc::Gauge::allocated_bytes),
                                    now(alloc::Gauge::segment), now(alloc::Gauge::reserved_bytes));
            })
-      .def("prime", &CpuPool::prime)
       .def("trim", &CpuPool::trim);
 }
 

@@ -260,10 +260,6 @@ alloc::StatsReport CpuPool::stats() {
   return host().inspector().stats(id_);
 }
 
-void CpuPool::prime(size_t nbytes) {
-  if (nbytes != 0) free(allocate(nbytes));
-}
-
 size_t CpuPool::trim() {
   if (graphs_.load() != 0) return 0;
   alloc::Bytes released = 0;

@@ -74,8 +74,6 @@ class CpuPool : public std::enable_shared_from_this<CpuPool> {
   std::vector<alloc::Addr> live();
   LeakInfo check_live(const std::set<alloc::Addr>& expected);
   alloc::StatsReport stats();
-  // Reserves that many bytes ahead.
-  void prime(size_t nbytes);
   // Gives free memory back unless a graph may replay into it. Returns the bytes.
   size_t trim();
 

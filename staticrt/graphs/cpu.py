@@ -16,7 +16,7 @@ import torch
 
 from staticrt.errors import CaptureError, InputError
 from staticrt.graphs.cpu_pool import CpuGraphPool
-from staticrt.graphs.protocol import GraphCaps, GraphCapture, GraphPool, PoolId
+from staticrt.graphs.protocol import GraphCaps, GraphCapture, GraphPool
 from staticrt.graphs.reads import detect_reads
 from staticrt.native import _C
 
@@ -25,7 +25,6 @@ class CpuGraphCapture:
     """`GraphCapture` on the CPU."""
 
     def __init__(self, pool: CpuGraphPool) -> None:
-        self._pool = pool
         self.native = _C.CpuGraph(pool.native)
 
     @contextlib.contextmanager
@@ -72,9 +71,6 @@ class CpuGraphCapture:
     def dump(self, path: str) -> None:
         Path(path).write_text(self.native.describe())
 
-    def pool_id(self) -> PoolId:
-        return self._pool.id
-
     @property
     def num_kernels(self) -> int:
         return self.native.num_steps
@@ -110,9 +106,6 @@ class CpuBackend:
 
     caps = GraphCaps(capture_executes=True, rebind_inputs=True, rebind_outputs=True, has_streams=False)
 
-    def device_count(self) -> int:
-        return 1
-
     def device_scope(self, index: int) -> AbstractContextManager[Any]:
         self._check(index)
         return contextlib.nullcontext()
@@ -122,12 +115,6 @@ class CpuBackend:
 
     def new_stream(self, index: int) -> None:
         self._check(index)
-
-    def current_stream(self, index: int) -> None:
-        self._check(index)
-
-    def join(self, first: Any, then: Any) -> None:
-        pass
 
     def new_pool(self, index: int) -> GraphPool:
         self._check(index)

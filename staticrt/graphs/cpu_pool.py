@@ -41,9 +41,6 @@ class CpuGraphPool(NativePool):
             return None
         return LeakInfo(tuple(missing), tuple((ptr, nbytes, "") for ptr, nbytes in unexpected))
 
-    def prime(self, nbytes: int) -> None:
-        self.native.prime(nbytes)
-
     def trim(self) -> int:
         """Give unused memory back. 0 while a graph exists: a replay writes into free blocks."""
         return self.native.trim()

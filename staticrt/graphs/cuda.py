@@ -203,9 +203,6 @@ class CudaGraphPool:
             sum(s["total_size"] for s in segments),
         )
 
-    def prime(self, nbytes: int) -> None:
-        self.free(self.allocate(nbytes))
-
     def trim(self) -> int:
         """Returns 0: torch frees a private pool only with its last graph."""
         return 0
@@ -286,9 +283,6 @@ class CudaGraphCapture(FixedAddressCapture):
         """Write the graph in DOT form. Needs `new_graph(keep=True)`."""
         self._graph.debug_dump(path)
 
-    def pool_id(self) -> PoolId:
-        return self._pool.id
-
     @property
     def num_kernels(self) -> int:
         """Always 1, because torch does not report a graph's number of launches."""
@@ -300,9 +294,6 @@ class CudaBackend:
 
     caps = GraphCaps(capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True)
 
-    def device_count(self) -> int:
-        return torch.cuda.device_count()
-
     def device_scope(self, index: int) -> AbstractContextManager[Any]:
         return torch.cuda.device(index)
 
@@ -311,12 +302,6 @@ class CudaBackend:
 
     def new_stream(self, index: int) -> Any:
         return _new_stream(index)
-
-    def current_stream(self, index: int) -> Any:
-        return torch.cuda.current_stream(index)
-
-    def join(self, first: Any, then: Any) -> None:
-        then.wait_stream(first)
 
     def new_pool(self, index: int) -> GraphPool:
         return CudaGraphPool(index)

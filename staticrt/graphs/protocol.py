@@ -185,8 +185,6 @@ class GraphCapture(Protocol):
         """Write a readable description of the graph to a file."""
         ...
 
-    def pool_id(self) -> PoolId: ...
-
     @property
     def num_kernels(self) -> int:
         """Kernel launches of one replay; 0 if the function only makes views."""
@@ -252,10 +250,6 @@ class GraphPool(Protocol):
 
     def stats(self) -> PoolStats: ...
 
-    def prime(self, nbytes: int) -> None:
-        """Reserve that many bytes ahead."""
-        ...
-
     def trim(self) -> int:
         """Return unused memory to the system. Returns its size in bytes."""
         ...
@@ -266,19 +260,11 @@ class GraphBackend(Protocol):
 
     caps: GraphCaps
 
-    def device_count(self) -> int: ...
-
     def device_scope(self, index: int) -> AbstractContextManager[Any]: ...
 
     def synchronize(self, index: int) -> None: ...
 
     def new_stream(self, index: int) -> Any: ...
-
-    def current_stream(self, index: int) -> Any: ...
-
-    def join(self, first: Any, then: Any) -> None:
-        """Later work on stream `then` waits for the work queued so far on stream `first`."""
-        ...
 
     def new_pool(self, index: int) -> GraphPool: ...
 

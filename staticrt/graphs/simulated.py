@@ -16,7 +16,7 @@ import torch
 from staticrt.errors import DeviceError, InputError
 from staticrt.graphs.fixed_addresses import FixedAddressCapture
 from staticrt.graphs.native_pool import NativePool
-from staticrt.graphs.protocol import GraphCaps, GraphCapture, GraphPool, LeakInfo, PoolId, StorageRef
+from staticrt.graphs.protocol import GraphCaps, GraphCapture, GraphPool, LeakInfo, StorageRef
 from staticrt.memory.simulated_device import SimulatedDevice, SimulatedGraph
 from staticrt.native import _C
 
@@ -80,9 +80,6 @@ class SimGraphPool(NativePool):
             tuple(sorted(expected - live.keys())),
             tuple((ptr, nbytes, "") for ptr, nbytes in sorted(live.items()) if ptr not in expected),
         )
-
-    def prime(self, nbytes: int) -> None:
-        self.free(self.allocate(nbytes))
 
     def trim(self) -> int:
         """Give unused memory back. 0 while a graph exists: a replay writes into free blocks."""
@@ -150,9 +147,6 @@ class SimGraphCapture(FixedAddressCapture):
         ]
         Path(path).write_text("".join(lines))
 
-    def pool_id(self) -> PoolId:
-        return self._pool.id
-
     @property
     def num_kernels(self) -> int:
         return self._captured.num_kernels
@@ -172,9 +166,6 @@ class SimBackend:
 
     caps = GraphCaps(capture_executes=False, rebind_inputs=False, rebind_outputs=False, has_streams=True)
 
-    def device_count(self) -> int:
-        return _C.simulated_device_count()
-
     def device_scope(self, index: int) -> AbstractContextManager[Any]:
         return cast(AbstractContextManager[Any], torch.accelerator.device_index(index))
 
@@ -183,12 +174,6 @@ class SimBackend:
 
     def new_stream(self, index: int) -> torch.Stream:
         return torch.Stream(f"sim:{index}")
-
-    def current_stream(self, index: int) -> torch.Stream:
-        return torch.accelerator.current_stream(index)
-
-    def join(self, first: Any, then: Any) -> None:
-        then.wait_stream(first)
 
     def new_pool(self, index: int) -> GraphPool:
         return SimGraphPool(index)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Collection
+from typing import cast
 
 import torch
 
 from staticrt.graphs.protocol import StorageRef, TensorMeta
 from staticrt.native import _C
 
-
-def storage_ref(tensor: torch.Tensor) -> StorageRef:
-    return _C.storage_ref(tensor)
-
-
-def tensor_at(meta: TensorMeta) -> torch.Tensor:
-    """A tensor over bytes it does not own, with a storage of its own."""
-    return _C.tensor_at(meta)
+storage_ref: Callable[[torch.Tensor], StorageRef] = _C.storage_ref
+tensor_at = _C.tensor_at  # a tensor over bytes it does not own, with a storage of its own
+ptrs_equal = _C.ptrs_equal  # whether each tensor inputs[i] of these indices has `data_ptr() == ptrs[i]`
+digest = _C.digest  # of the values of dense CPU tensors
 
 
 def poison(ref: StorageRef, text: str) -> None:
@@ -32,16 +28,6 @@ def rehome(ref: StorageRef) -> int:
     If the storage owned its old bytes, they are freed.
     """
     return _C.rehome(cast(_C.StorageRef, ref))
-
-
-def ptrs_equal(inputs: Sequence[Any], ptrs: Sequence[int | None], indices: Sequence[int]) -> bool:
-    """Whether each tensor inputs[i] of these indices has `data_ptr() == ptrs[i]`."""
-    return _C.ptrs_equal(inputs, ptrs, indices)
-
-
-def digest(tensors: Sequence[torch.Tensor]) -> int:
-    """A digest of the tensors' values. REQUIRES: dense CPU tensors."""
-    return _C.digest(tensors)
 
 
 class Writes:

@@ -180,10 +180,6 @@ class Node(PathNode):
         held = {id(output): output.nbytes for output in self.outputs if output is not None and output.alive()}
         return self.copies.buffer_bytes + self.graph.constant_bytes + sum(held.values())
 
-    def num_descendants(self) -> int:
-        """Number of captures below this one."""
-        return sum(1 + child.num_descendants() for nodes in self.children.values() for child in nodes)
-
     def descendants(self) -> Iterator[Node]:
         """This node and all below it."""
         yield self

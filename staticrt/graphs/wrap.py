@@ -88,22 +88,12 @@ class WrappedFunction:
         stack_traces: Sequence[str | None] | None = None,
         input_names: Sequence[str] = (),
     ) -> None:
+        options = {n: v for n, v in locals().items() if n not in ("self", "context", "function")}
+        self._options = options  # for a copy
         if not callable(function):
             raise InputError(f"wrap takes a function or module, got {type(function).__name__}")
         if not boxed and not isinstance(function, torch.nn.Module):
             functools.update_wrapper(self, function)
-        self._options: dict[str, Any] = {
-            "static_inputs": static_inputs,
-            "mutated_inputs": mutated_inputs,
-            "unused_ints": unused_ints,
-            "constants": constants,
-            "mode": mode,
-            "boxed": boxed,
-            "name": name,
-            "key": key,
-            "stack_traces": stack_traces,
-            "input_names": input_names,
-        }
         self.context = context
         self.number = next(_numbers)
         self.name = name or getattr(function, "__name__", None) or type(function).__name__

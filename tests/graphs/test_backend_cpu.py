@@ -72,7 +72,6 @@ def test_the_backend():
     assert backend is get_backend("cpu")
     assert backend.caps.capture_executes
     assert backend.caps.rebind_inputs
-    assert backend.device_count() == 1
     with backend.device_scope(0):
         backend.synchronize(0)
     with pytest.raises(InputError, match="one CPU"):
@@ -82,11 +81,9 @@ def test_the_backend():
     pool = backend.new_pool(0)
     graph = backend.new_graph(pool)
     assert isinstance(graph, CpuGraphCapture)
-    assert graph.pool_id() == pool.id
     with backend.warmup_scope(pool, backend.new_stream(0)):
         x = torch.ones(3)
     assert pool.live_ptrs() == {x.data_ptr()}
     backend.register_generator(graph, torch.default_generator)
-    backend.join(backend.current_stream(0), backend.new_stream(0))
     with pytest.raises(InputError, match="CPU pool"):
         backend.new_graph(object())

@@ -78,13 +78,12 @@ def test_rebinding_is_refused(pool):
 @needs_gpu
 def test_outputs_lie_in_the_pool(pool):
     x = torch.randn(64, 64, device="cuda")
-    graph, y = captured(pool, lambda a: (a @ a).relu(), x)
+    _graph, y = captured(pool, lambda a: (a @ a).relu(), x)
     assert pool.live_ptrs() == {y.untyped_storage().data_ptr()}
     assert pool.check_live({y.untyped_storage().data_ptr()}) is None
     leak = pool.check_live(set())
     assert leak is not None
     assert leak.unexpected[0][0] == y.untyped_storage().data_ptr()
-    assert graph.pool_id() == pool.id
     assert pool.stats().live_blocks == 1
 
 
@@ -98,8 +97,8 @@ def test_routed_memory_is_the_pools_and_only_inside(pool):
 
 
 @needs_gpu
-def test_allocate_free_and_prime(pool):
-    pool.prime(8 << 20)
+def test_allocate_and_free(pool):
+    pool.free(pool.allocate(8 << 20))
     assert pool.stats().reserved_bytes >= 8 << 20
     ptr = pool.allocate(1000)
     assert pool.live_ptrs() == {ptr}
@@ -228,11 +227,10 @@ def test_dump_and_reset(pool, tmp_path):
 def test_streams_and_devices():
     backend = get_backend("cuda")
     assert backend.caps.has_streams
-    assert backend.device_count() == torch.cuda.device_count()
     side = backend.new_stream(0)
     with backend.device_scope(0), torch.cuda.stream(side):
         x = torch.ones(1 << 20, device="cuda").mul_(3)
-    backend.join(side, backend.current_stream(0))
+    torch.cuda.current_stream(0).wait_stream(side)
     assert x.sum().item() == 3 << 20
     backend.synchronize(0)
     assert backend.owns(x)

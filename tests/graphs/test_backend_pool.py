@@ -248,9 +248,9 @@ def test_restore_of_the_same_state_is_identity():
     assert pool.live_ptrs() == set()
 
 
-def test_prime_reserves_and_trim_gives_back():
+def test_memory_of_a_freed_block_serves_the_next_and_trim_gives_it_back():
     pool = CpuGraphPool()
-    pool.prime(10 << 20)
+    pool.free(pool.allocate(10 << 20))
     reserved = pool.stats().reserved_bytes
     assert reserved >= 10 << 20
     with pool.route():

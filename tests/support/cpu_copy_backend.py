@@ -27,6 +27,7 @@ class CpuCopyCapture(CpuGraphCapture):
 
     def __init__(self, pool: CpuGraphPool) -> None:
         super().__init__(pool)
+        self._pool = pool
         self.generators: list[torch.Generator] = []
 
     @contextlib.contextmanager

@@ -224,9 +224,6 @@ class FakeGraph:
         with open(path, "w") as file:
             file.writelines(f"{func}\n" for func, *_rest in self.ops or ())
 
-    def pool_id(self) -> tuple[int, int]:
-        return self.pool.id
-
 
 def put_back(saved: Any, recording: Recording) -> None:
     for raw, copy in (*saved, *recording.undo):
@@ -265,9 +262,6 @@ class FakeBackend:
         self.pools: list[Any] = []
         self.graphs = 0
 
-    def device_count(self) -> int:
-        return 1
-
     def device_scope(self, index: int) -> Any:
         return contextlib.nullcontext()
 
@@ -276,12 +270,6 @@ class FakeBackend:
 
     def new_stream(self, index: int) -> Any:
         return None
-
-    def current_stream(self, index: int) -> Any:
-        return None
-
-    def join(self, first: Any, then: Any) -> None:
-        pass
 
     def new_pool(self, index: int) -> CpuGraphPool:
         pool = CpuGraphPool()

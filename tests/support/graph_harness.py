@@ -95,7 +95,7 @@ class Tree:
         return node
 
     def root_children(self) -> list[int]:
-        return [root.num_descendants() for root in self.manager.all_roots()]
+        return [len(list(root.descendants())) - 1 for root in self.manager.all_roots()]
 
     def live(self) -> int:
         return sum(pool.stats().live_blocks for pool in self.backend.pools)
