@@ -386,6 +386,21 @@ def _nll_loss_backward(
     return new(mode, x.shape, x) if x.dim() == 2 and _are_rows(gradient, x, weight) else None
 
 
+# The loss of one sample is a number; torch's rules make a row of it where nothing reduces.
+
+
+@rule(aten.multi_margin_loss.default)
+def _margin_loss(mode: Any, x: torch.Tensor, target: torch.Tensor, *rest: Any) -> Any:
+    return new(mode, [], x) if x.dim() == 1 and target.dim() == 0 else None
+
+
+@rule(aten.multilabel_margin_loss_forward.default)
+def _multilabel_loss(mode: Any, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Any:
+    if x.dim() != 1 or target.dim() != 1 or not agree(x.shape[0], target.shape[0]):
+        return None
+    return new(mode, [], x), new(mode, target.shape, x)
+
+
 # -- pieces ------------------------------------------------------------------------------------------------------------
 
 

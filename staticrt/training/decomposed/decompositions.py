@@ -152,6 +152,9 @@ def _replace() -> None:
     # Only later torch has a kernel in Python.
     one_hot.py_kernels.setdefault(composite, functools.partial(_torchs, one_hot))
     _replace_kernels(one_hot, _one_hot)
+    # Theirs differ in the shape of one sample's loss, in what follows the end of its targets, and in the gradient of NaN.
+    for operator in (aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.softshrink):
+        _replace_kernels(operator.default, functools.partial(_as_eager, operator.default))
 
 
 def _torchs(operator: Any, *args: Any) -> Any:
@@ -222,6 +225,19 @@ def _one_hot(kernel: Callable[..., Any]) -> Callable[..., Any]:
         return x.new_zeros([*x.shape, num_classes]).scatter(-1, x.unsqueeze(-1), 1)
 
     return one_hot
+
+
+def _as_eager(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The operator itself, whose derivative torch knows, where the result of upstream's decomposition differs."""
+
+    @functools.wraps(kernel)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not _thread.recurrent:
+            return kernel(*args, **kwargs)
+        with torch._C._DisablePythonDispatcher():
+            return operator(*args, **kwargs)
+
+    return run
 
 
 def _cell(operator: Any, cell: Callable[..., Any]) -> Callable[..., Any]:

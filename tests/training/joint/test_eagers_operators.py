@@ -123,3 +123,39 @@ def test_one_hot_codes_of_images_are_row_major():
         assert codes.stride() == want.stride()
         torch.testing.assert_close(*torch.autograd.grad(loss, x), 2 * x)
     assert joint_calls(compiled) == 2, compiled.explain()
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("rows", [(), (3,)])
+@pytest.mark.parametrize("loss", [nn.MultiMarginLoss, nn.MultiLabelMarginLoss])
+def test_margin_losses_are_eagers(reduction, rows, loss):
+    """torch's decompositions add what follows the end of the targets, and make a row of one sample's loss."""
+    loss = loss(reduction=reduction)
+    run = lambda x, y: loss(x.sin(), y)  # noqa: E731
+    if isinstance(loss, nn.MultiMarginLoss):
+        y = torch.full(rows, 2)
+    else:
+        y = torch.full((*rows, 5), -1)
+        y[..., 0] = 3
+    compiled, backend = joint(run), torch.compile(run, backend="staticrt")
+    for call in (compiled, compiled, backend):
+        x = torch.randn(*rows, 5, requires_grad=True)
+        got, want = call(x, y), run(x, y)
+        torch.testing.assert_close(got, want)
+        incoming = torch.randn_like(want)
+        torch.testing.assert_close(
+            torch.autograd.grad(got, x, incoming), torch.autograd.grad(want, x, incoming)
+        )
+    assert joint_calls(compiled) == 2, compiled.explain()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, y), want.detach())
+
+
+def test_gradients_of_nan_are_eagers():
+    x = torch.tensor([torch.nan, 0.2, 2.0, -0.5], requires_grad=True)
+    run = lambda x: F.softshrink(x * 1)  # noqa: E731
+    compiled = joint(run)
+    for _ in range(2):
+        got, want = (torch.autograd.grad(f(x).sum(), x) for f in (compiled, run))
+        torch.testing.assert_close(got, want, equal_nan=True)
+    assert joint_calls(compiled) == 2, compiled.explain()
