@@ -150,13 +150,11 @@ def report(manager: Manager | None, functions: Sequence[Function], device: str) 
         for function in every
         for reason, calls in sorted(function.skips.items())
     ]
+    counts = ("captures", "restores", "evicted", "rehomed_bytes")
     return GraphReport(
         device=device,
         nodes=tuple(nodes),
         skips=tuple(skips),
         memory=manager.pool.stats() if manager is not None else PoolStats(0, 0, 0, 0),
-        captures=manager.captures if manager is not None else 0,
-        restores=manager.restores if manager is not None else 0,
-        evicted=manager.evicted if manager is not None else 0,
-        rehomed_bytes=manager.rehomed_bytes if manager is not None else 0,
+        **{name: getattr(manager, name, 0) for name in counts},
     )

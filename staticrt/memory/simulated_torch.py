@@ -152,7 +152,7 @@ def _index(device: int | str | torch.device | None) -> int:
 def _torch_module() -> types.ModuleType:
     """What torch looks up in `torch.sim`."""
     module = types.ModuleType("torch.sim")
-    module._initialized = True  # type: ignore[attr-defined]  # asked by torch.utils.checkpoint
+    count = _C.simulated_device_count
 
     def get_rng_state(device: int | str | torch.device = "sim") -> torch.Tensor:
         return _C.simulated_generator(_index(device)).get_state()
@@ -160,56 +160,33 @@ def _torch_module() -> types.ModuleType:
     def set_rng_state(new_state: torch.Tensor, device: int | str | torch.device = "sim") -> None:
         _C.simulated_generator(_index(device)).set_state(new_state)
 
-    def get_rng_state_all() -> list[torch.Tensor]:
-        return [get_rng_state(index) for index in range(device_count())]
-
     def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         for index, state in enumerate(new_states):
             set_rng_state(state, index)
 
-    def manual_seed(seed: int) -> None:
-        _C.simulated_generator(_index(None)).manual_seed(seed)
-
     def manual_seed_all(seed: int) -> None:
-        for index in range(device_count()):
+        for index in range(count()):
             _C.simulated_generator(index).manual_seed(seed)
 
-    def device_count() -> int:
-        return _C.simulated_device_count()
-
-    def current_device() -> int:
-        return _C.simulated_current_device()
-
-    def set_device(device: int | str | torch.device) -> None:
-        torch.accelerator.set_device_index(_index(device))
-
-    def synchronize(device: int | str | torch.device | None = None) -> None:
-        torch.accelerator.synchronize(_index(device))
-
-    def is_available() -> bool:
-        return True
-
-    def is_initialized() -> bool:
-        return True
-
-    def _is_in_bad_fork() -> bool:
-        return False  # the driver itself refuses the calls of a child
-
-    def _lazy_init() -> None:
-        pass
-
-    def get_amp_supported_dtype() -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-    def device(which: int | str | torch.device) -> torch.accelerator.device_index:
-        return torch.accelerator.device_index(_index(which))
-
-    functions = (
-        device, get_rng_state, set_rng_state, get_rng_state_all, set_rng_state_all, manual_seed, manual_seed_all,
-        device_count, current_device, set_device, synchronize, is_available, is_initialized, _is_in_bad_fork,
-        _lazy_init, get_amp_supported_dtype,
-    )  # fmt: skip
-    for function in functions:
-        setattr(module, function.__name__, function)
-    module.__dict__.update(Stream=torch.Stream, Event=torch.Event)
+    module.__dict__.update(
+        Stream=torch.Stream,
+        Event=torch.Event,
+        _initialized=True,  # asked by torch.utils.checkpoint
+        _lazy_init=lambda: None,
+        _is_in_bad_fork=lambda: False,  # the driver itself refuses the calls of a child
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=count,
+        current_device=_C.simulated_current_device,
+        device=lambda which: torch.accelerator.device_index(_index(which)),
+        set_device=lambda device: torch.accelerator.set_device_index(_index(device)),
+        synchronize=lambda device=None: torch.accelerator.synchronize(_index(device)),
+        get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+        get_rng_state=get_rng_state,
+        set_rng_state=set_rng_state,
+        get_rng_state_all=lambda: [get_rng_state(index) for index in range(count())],
+        set_rng_state_all=set_rng_state_all,
+        manual_seed=lambda seed: _C.simulated_generator(_index(None)).manual_seed(seed),
+        manual_seed_all=manual_seed_all,
+    )
     return module
