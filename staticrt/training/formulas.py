@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -92,7 +93,10 @@ class Functions:
     def _refused(self, node: Any) -> str:
         """Why the backward of a node may not be recorded, or ""."""
         function = node._forward_cls
-        kept = [*_flat(vars(node).values())]
+        attributes = vars(node)
+        if function.__module__ == _HOME:  # the structure of lists of tensors, which a trace's key holds
+            attributes = {name: value for name, value in attributes.items() if name != "_pt_metadata"}
+        kept = [*_flat(attributes.values())]
         if others := [value for value in kept if not isinstance(value, (torch.Tensor, *PLAIN))]:
             return f"keeps an object of {type(others[0])}"
         if not node.saved_tensors and any(isinstance(value, torch.Tensor) for value in kept):
@@ -225,9 +229,10 @@ def _put(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 def formula_of(function: Any) -> Any:
     """The formula that the Function of an operator of a library runs in its backward."""
-    code = function.backward
-    cells = dict(zip(code.__code__.co_freevars, code.__closure__ or (), strict=True))
-    return getattr(cells["info"].cell_contents, "_backward_fn", None)
+    cells = inspect.getclosurevars(function.backward).nonlocals
+    if "orig_backward" in cells:  # of an operator with lists of tensors, which torch flattens
+        cells = inspect.getclosurevars(cells["orig_backward"]).nonlocals
+    return getattr(cells["info"], "_backward_fn", None)
 
 
 def is_recorded_whole(node: Any) -> bool:

@@ -198,6 +198,42 @@ def test_a_replaced_formula_is_noticed() -> None:
         assert joint_calls(compiled) == 4
 
 
+def test_a_formula_of_an_operator_with_lists_of_tensors_is_recorded_and_compared() -> None:
+    with torch.library._scoped_library("staticrt_formulas", "FRAGMENT"):
+
+        @torch.library.custom_op("staticrt_formulas::scaled_parts", mutates_args=())
+        def scaled_parts(tensors: list[torch.Tensor], k: float) -> list[torch.Tensor]:
+            return [each * k for each in tensors]
+
+        scaled_parts.register_fake(lambda tensors, k: [torch.empty_like(each) for each in tensors])
+        save = lambda ctx, inputs, output: ctx.save_for_backward(*output)  # noqa: E731
+
+        def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            first, second, last = scaled_parts([x.sin(), w, x * w], 3.0)
+            return (first * second).exp() + last[:1]
+
+        compiled = joint(model)
+        for factor in (1, 5):
+            scaled_parts.register_autograd(
+                lambda ctx, g, k=factor: (
+                    [each * part.cos() * k for each, part in zip(g, ctx.saved_tensors, strict=True)],
+                    None,
+                ),
+                setup_context=save,
+            )
+            for rows, needs in ((3, (True, True)), (3, (True, True)), (5, (True, False)), (4, (False, True))):
+                results = []
+                for function in (model, compiled):
+                    torch.manual_seed(rows)
+                    x, w = torch.randn(rows, 4), torch.randn(4)
+                    given = [t.requires_grad_() for t, need in zip((x, w), needs, strict=True) if need]
+                    first = torch.autograd.grad(function(x, w).square().sum(), given, create_graph=True)
+                    second = torch.autograd.grad(sum(g.square().sum() for g in first), given)
+                    results.append((*first, *second))
+                torch.testing.assert_close(*results)
+        assert joint_calls(compiled) == 8, notes(compiled)
+
+
 def _written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         scaled = torch.ops.staticrt_formulas.scaled(x, 3.0)
