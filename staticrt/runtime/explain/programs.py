@@ -92,18 +92,9 @@ def to_shape(meta: tuple[str, Sequence[int], Sequence[int]]) -> Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one step does, without its time.
+    """What one step does, without its time. `ProfileRow` of the reports, which adds it, describes the fields.
 
-    Args:
-        name: its node, or the first and last node of a chain.
-        nodes: names of all its nodes.
-        op: operators, "mul+add+relu" for a chain.
-        kind: what the runtime does: call, chain, out, generic, unstable, allocate, view, node, control.
-        route: the kernel chosen, or "".
-        where: model lines.
-        module: the path of its layer, "layers.0.norm"; of a chain all, by space; "" if unknown, as in archives.
-        flops, read_bytes, written_bytes: of one run.
-        shapes: "float32[8, 64], float32[64, 64] → float32[8, 64]".
+    Here flops, read_bytes and written_bytes are of one run.
     """
 
     name: str

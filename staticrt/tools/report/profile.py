@@ -26,11 +26,19 @@ _KEPT_CALLS = 3  # in a Chrome trace
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileRow(Work):
-    """One step of a call: what it does, and medians over the profiled calls.
+    """One step of the program. Times are medians over the profiled calls, in ns per call.
 
     Args:
-        kind: as of `Work`, or eager (a call that was not compiled); on the general path the binding: out, native,
-            boxed_out, boxed.
+        name: node; of a fused chain "first … last".
+        nodes: all nodes it computes.
+        op: operators, "mul+add+relu" for a chain.
+        kind: call (a direct kernel call), chain (fused pointwise), out (an out variant), generic and unstable
+            (the dispatcher), allocate, view, control, eager (a call that was not compiled); on the general path
+            the binding: out, native, boxed_out, boxed.
+        route: the kernel chosen.
+        where: the model's line.
+        module: the path of its layer, "layers.0.norm"; of a chain all, by space; "" if unknown, as in archives.
+        shapes: "float32[8, 64], float32[64, 64] → float32[8, 64]".
         depth: 0; in a body of control flow 1 or more, whose time is in its control row's `time_ns` too.
         calls: runs of it per call.
         time_ns: time including bodies of control flow; self_ns: without them.
