@@ -21,15 +21,16 @@ PreparedCall prepare(const ConvPlan& plan, Side side, PrepareRequest& request) {
   return side == 0 ? *prepare_pixel_conv(plan, request) : prepare_winograd_conv(plan, side, request);
 }
 
-// One way to compute a convolution, with buffers of its own.
+// One way to compute a convolution.
 struct Way {
   PreparedCall call;
-  EvictedFloats weights, workspace;
+  int64_t weight_floats;
+  EvictedFloats workspace;
 
   Way(const ConvPlan& p, Side side, PrepareRequest request)
       : call(prepare(p, side, request)),
-        weights(request.derivations[0].size_bytes / 4),
-        workspace(request.workspace_bytes / 4, false) {}
+        weight_floats(request.derivations[0].size_bytes / 4),
+        workspace({request.workspace_bytes / 4}, false) {}
 };
 
 // The least times of both sides.
@@ -38,16 +39,18 @@ std::array<double, 2> times_ns(const ConvPlan& original, Side side, Side other) 
   p.x = {0, 0};
   p.out = {1, 0};
   p.bias = {2, 0};
-  EvictedFloats x(p.batch * p.in_channels * p.w.in_h * p.w.in_w, false);
-  EvictedFloats out(p.batch * p.out_channels * p.w.out_h * p.w.out_w);
-  EvictedFloats bias(p.out_channels, false);
+  EvictedFloats x({p.batch * p.in_channels * p.w.in_h * p.w.in_w}, false);
+  EvictedFloats bias({p.out_channels}, false);
   PrepareRequest request;
   request.first_derived = 3;
   std::array<Way, 2> ways{Way(p, side, request), Way(p, other, request)};
+  EvictedFloats others({std::max(ways[0].weight_floats, ways[1].weight_floats),
+                        p.batch * p.out_channels * p.w.out_h * p.w.out_w});
   std::vector<std::function<void()>> runs;
   for (Way& way : ways) {
-    runs.emplace_back([&x, &out, &bias, &way, scratch = way.workspace.next()] {
-      char* bases[] = {x.next(), out.next(), bias.next(), way.weights.next()};
+    runs.emplace_back([&x, &bias, &others, &way, scratch = way.workspace.buffer()] {
+      others.advance();
+      char* bases[] = {x.buffer(), others.buffer(1), bias.buffer(), others.buffer(0)};
       way.call.run(way.call.params.get(), bases, scratch);
     });
   }

@@ -175,13 +175,14 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
   const auto span = [](int64_t rows, int64_t row, int64_t cols, int64_t col) {
     return (rows - 1) * row + (cols - 1) * col + 1;
   };
-  EvictedFloats a(span(s.m, s.a_row, s.k, s.a_col), false);  // the operator before has just written it
-  EvictedFloats b(span(s.k, s.b_k, s.n, s.b_n), s.b_fixed);
-  EvictedFloats c(span(s.m, s.c_row, s.n, 1), s.b_fixed);
-  EvictedFloats bias(span(s.m, s.bias_row, s.n, s.bias_col), false);
+  EvictedFloats a({span(s.m, s.a_row, s.k, s.a_col)}, false);  // the operator before has just written it
+  EvictedFloats bias({span(s.m, s.bias_row, s.n, s.bias_col)}, false);
   const bool packs = std::find(routes.begin(), routes.end(), Route::kPacked) != routes.end();
-  EvictedFloats panels(packs ? gemm_kernels().packed_floats(s.k, s.n) : 1, packs);
-  char* bases[] = {a.next(), b.next(), c.next(), bias.next(), panels.next()};
+  // A run reads B or its panels.
+  const int64_t weight =
+      std::max(span(s.k, s.b_k, s.n, s.b_n), packs ? gemm_kernels().packed_floats(s.k, s.n) : 1);
+  EvictedFloats others({weight, span(s.m, s.c_row, s.n, 1)}, s.b_fixed);
+  char* bases[] = {a.buffer(), others.buffer(0), others.buffer(1), bias.buffer(), others.buffer(0)};
   s.a = {0, 0};
   s.b = {1, 0};
   s.c = {2, 0};
@@ -201,9 +202,9 @@ Route fastest(const MatmulShape& original, const std::vector<Route>& routes) {
     char* scratch = workspaces.back().data();
     scratch += (64 - reinterpret_cast<uintptr_t>(scratch) % 64) % 64;
     runs.emplace_back([&, run = calls.back().run, params = calls.back().params, scratch] {
-      bases[1] = b.next();
-      bases[2] = c.next();
-      bases[4] = panels.next();
+      others.advance();
+      bases[1] = bases[4] = others.buffer(0);
+      bases[2] = others.buffer(1);
       run(params.get(), bases, scratch);
     });
     if (route == Route::kTurned && s.n < original.n)

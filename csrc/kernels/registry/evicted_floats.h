@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -44,15 +45,19 @@ class MeasuringMemory {
   static inline thread_local std::vector<std::vector<float>> free_;
 };
 
-// Floats of which each run of a measurement takes others: in a model, other layers have evicted weights and
+// Buffers of which each run of a measurement takes others: in a model, other layers have evicted weights and
 // outputs from the second-level cache, and kernels that find them there are not the fastest ones elsewhere.
 class EvictedFloats {
  public:
+  // floats: of each buffer that a run takes. All take turns in the same memory, as far apart as it allows: the
+  // pages of one memory for each would take longer than most measurements.
   // is_evicted: off for what each run takes again, such as an input that the operator before has just
   // written.
-  explicit EvictedFloats(int64_t floats, bool is_evicted = true)
-      : step_(std::max<int64_t>(1, (floats + kLine - 1) / kLine) * kLine),
-        count_(is_evicted ? std::max<int64_t>(1, tuning::kEvictingFloats / step_) : 1),
+  explicit EvictedFloats(std::initializer_list<int64_t> floats, bool is_evicted = true)
+      : buffers_(static_cast<int64_t>(floats.size())),
+        step_(std::max<int64_t>(1, (std::max(floats) + kLine - 1) / kLine) * kLine),
+        count_(std::max(buffers_, is_evicted ? tuning::kEvictingFloats / step_ : 1)),
+        stride_(is_evicted ? 1 : 0),
         numbers_(MeasuringMemory::take(static_cast<size_t>(step_ * count_ + kLine))) {
     first_ = numbers_.data() +
              (kLine - reinterpret_cast<uintptr_t>(numbers_.data()) / sizeof(float) % kLine) % kLine;
@@ -60,11 +65,16 @@ class EvictedFloats {
   ~EvictedFloats() { MeasuringMemory::give_back(std::move(numbers_)); }
   EvictedFloats(const EvictedFloats&) = delete;
   EvictedFloats& operator=(const EvictedFloats&) = delete;
-  char* next() { return reinterpret_cast<char*>(first_ + step_ * (run_++ % count_)); }
+  // From here on another run takes its buffers.
+  void advance() { run_ += stride_; }
+  char* buffer(int64_t index = 0) {
+    const int64_t place = (run_ + index * count_ / buffers_) % count_;
+    return reinterpret_cast<char*>(first_ + step_ * place);
+  }
 
  private:
   static constexpr int64_t kLine = 16;  // floats of a cache line
-  int64_t step_, count_, run_ = 0;
+  int64_t buffers_, step_, count_, stride_, run_ = 0;
   std::vector<float> numbers_;
   float* first_ = nullptr;
 };
