@@ -62,20 +62,32 @@ struct Attention {
   }  // packing K would cost more than it saves
   bool is_running() const { return block_keys < keys; }
 
+  // Few queries take as long as K and V are read, at half the rate where other layers have evicted them.
+  double read_ns() const {
+    return static_cast<double>(2 * (depth + value_depth)) * sizeof(float) / tuning::kReadBytesPerNs;
+  }
+
   // Blocks of query rows of every head.
   Grid row_grid() const {
     const int64_t scores = block_rows() * keys / (causal && keys >= rows ? 2 : 1);
     return {.rows = batch * heads * blocks(),
-            .cell_ns = product_ns(2 * scores * (depth + value_depth)) + row_ns(8 * scores)};
+            .cell_ns = std::max(product_ns(2 * scores * (depth + value_depth)) + row_ns(8 * scores),
+                                static_cast<double>(keys) * read_ns())};
   }
   // Heads by keys.
   Grid key_grid() const {
     return {.rows = batch * heads,
             .columns = keys,
             .column_unit = gemm_kernels().nr,
-            .cell_ns = product_ns(2 * rows * (depth + value_depth)) + row_ns(8 * rows)};
+            .cell_ns = std::max(product_ns(2 * rows * (depth + value_depth)) + row_ns(8 * rows), read_ns())};
   }
   std::vector<Grid> grids() const { return {cuts_keys ? key_grid() : row_grid()}; }
+
+  // Rows of scores end at whole vectors, which take no longer than a part of one: what no key belongs to
+  // there is -infinity.
+  static constexpr int64_t kVector = 16;  // floats of the widest one
+  static int64_t whole_vectors(int64_t floats) { return (floats + kVector - 1) / kVector * kVector; }
+  int64_t score_row() const { return whole_vectors(block_keys); }
 
   // Scratch memory of a part, in floats.
   int64_t packed_k() const { return is_few() ? 0 : gemm_kernels().packed_floats(depth, block_keys); }
@@ -84,12 +96,12 @@ struct Attention {
   }
   int64_t part_floats() const {
     const int64_t floats =
-        packed_k() + packed_v() + block_rows() * block_keys + (is_running() ? 2 * rows : 0);
-    return (floats + 15) / 16 * 16;
+        packed_k() + packed_v() + block_rows() * score_row() + (is_running() ? 2 * rows : 0);
+    return whole_vectors(floats);
   }
   // The partial results of a part of the keys for the rows of a head: sums of values, and for each row the
   // maximum and the sum of exponents.
-  int64_t share_floats() const { return (rows * (value_depth + 2) + 15) / 16 * 16; }
+  int64_t share_floats() const { return whole_vectors(rows * (value_depth + 2)); }
   int64_t workspace_floats() const {
     const Cut cut = cut_of(grids()[0], num_threads);
     return cut.parts() * part_floats() + (cuts_keys ? batch * heads * cut.columns * share_floats() : 0);
@@ -103,9 +115,10 @@ struct Attention {
     float* result = nullptr;  // of a part of the keys, [rows, value_depth]; null: the output
   };
 
-  // Scales scores of query row i and keys [first, first + n), and adds the mask to them.
+  // Scales scores of query row i and keys [first, first + n), and adds the mask to them; those up to `whole`
+  // are not read later.
   void scale_and_mask(char* const* bases, float* scores, int64_t b, int64_t h, int64_t i, int64_t first,
-                      int64_t n) const {
+                      int64_t n, int64_t whole) const {
     constexpr float kOut = -std::numeric_limits<float>::infinity();
     const RowKernels& fns = row_kernels();
     const int64_t stride = mask_strides[3];
@@ -114,7 +127,7 @@ struct Attention {
       fns.affine_vectors(scores, scores, n, scale, 0, nullptr, floats(mask, bases) + at);
       return;
     }
-    fns.affine(scores, scores, n, scale, 0);
+    fns.affine(scores, scores, whole, scale, 0);
     if (mask_kind == Mask::kBool) {
       const auto* m = reinterpret_cast<const uint8_t*>(mask.at(bases)) + at;
       if (stride == 1) {
@@ -135,7 +148,7 @@ struct Attention {
     s.k = reinterpret_cast<float*>(workspace) + part * part_floats();
     s.v = s.k + packed_k();
     s.scores = s.v + packed_v();
-    s.tops = s.scores + block_rows() * block_keys;
+    s.tops = s.scores + block_rows() * score_row();
     s.totals = s.tops + rows;
     return s;
   }
@@ -263,7 +276,7 @@ struct Attention {
     g.a = q.at(bases, b, h) + row * q.row;
     g.a_row = q.row;
     g.c = s.scores;
-    g.c_row = block_keys;
+    g.c_row = score_row();
     if (is_few()) {
       g.b = k.at(bases, b, kv) + key * k.row;
       gemm.dots(g, k.row);
@@ -276,7 +289,7 @@ struct Attention {
     const int64_t to_row = s.result ? value_depth : out.row;
     float* to = s.result ? s.result : const_cast<float*>(out.at(bases, b, h)) + row * out.row;
     for (int64_t r = 0; r < count; ++r) {
-      float* scores = s.scores + r * block_keys;
+      float* scores = s.scores + r * score_row();
       if (is_running()) {
         running_row(bases, s, scores, b, h, row + r, key, seen, to + r * to_row);
       } else {
@@ -285,7 +298,7 @@ struct Attention {
     }
     g.k = seen;
     g.a = s.scores;
-    g.a_row = block_keys;
+    g.a_row = score_row();
     g.c = to;
     g.c_row = to_row;
     g.accumulate = key > s.first_key;
@@ -306,12 +319,19 @@ struct Attention {
     }
   }
 
-  // Scores of one row, scaled and masked, and their largest; `seen` of them are read later.
+  // Scores of one row, scaled and masked, and their largest; `seen` of them are read later. Those in use end
+  // at a whole vector.
   float scale_row(char* const* bases, float* row, int64_t b, int64_t h, int64_t i, int64_t key, int64_t seen,
                   int64_t* in_use) const {
-    *in_use = causal ? std::clamp<int64_t>(i + 1 - key, 0, seen) : seen;
-    scale_and_mask(bases, row, b, h, i, key, *in_use);
-    return *in_use == 0 ? -std::numeric_limits<float>::infinity() : row_kernels().max(row, *in_use);
+    constexpr float kNone = -std::numeric_limits<float>::infinity();
+    const int64_t keys_in_use = causal ? std::clamp<int64_t>(i + 1 - key, 0, seen) : seen;
+    *in_use = whole_vectors(keys_in_use);
+    scale_and_mask(bases, row, b, h, i, key, keys_in_use, *in_use);
+    if (keys_in_use < *in_use) {  // of the last vector, as many as the distance to the zeros tells
+      static constexpr uint8_t kKept[2 * kVector] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+      row_kernels().fill_where_not(row + *in_use - kVector, kKept + *in_use - keys_in_use, kVector, kNone);
+    }
+    return *in_use == 0 ? kNone : row_kernels().max(row, *in_use);
   }
 
   void note_sum(char* const* bases, int64_t b, int64_t h, int64_t i, float value) const {
@@ -350,7 +370,7 @@ struct Attention {
     const bool grows = !(top <= before) && !std::isnan(before);  // also to NaN, which stays
     const float highest = grows ? top : before;
     s.tops[i] = highest;
-    std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
+    if (n < seen) std::memset(row + n, 0, static_cast<size_t>(seen - n) * sizeof(float));
     if (!(highest < std::numeric_limits<float>::infinity()) || highest == kNone) {
       std::memset(row, 0, static_cast<size_t>(n) * sizeof(float));  // finish_row writes the result
       return;

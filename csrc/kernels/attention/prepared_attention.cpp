@@ -5,13 +5,14 @@ namespace staticrt {
 namespace {
 
 // Whether products would compute so many columns that nobody reads that torch's kernel is faster, which gains
-// with heads and loses with columns and keys. Measured with panels of 32 columns.
-bool wastes_panels(const Attention& a, size_t dims) {
+// with heads and masks and loses with columns and keys. Measured with panels of 32 columns.
+bool wastes_panels(const Attention& a, size_t dims, bool has_mask) {
   constexpr double kMostWork = 1.3;  // of the useful work
   const bool is_torch_faster = a.batch * a.heads >= 4 && a.depth <= 128 && a.rows >= 32 && a.keys >= 32 &&
                                a.keys <= 160 && a.heads == a.kv_heads;
   if (dims != 4 || a.depth != a.value_depth || !is_torch_faster) return false;
   const int64_t nr = gemm_kernels().nr;
+  if (a.depth > nr && !has_mask) return false;
   const auto padded = [&](int64_t n) { return (n + nr - 1) / nr * nr; };
   const int64_t work = padded(a.keys) * a.depth + a.keys * padded(a.depth);
   return static_cast<double>(work) > kMostWork * static_cast<double>(2 * a.keys * a.depth);
@@ -44,7 +45,7 @@ std::optional<PreparedCall> prepare_attention(PrepareRequest& request, size_t ma
   a.depth = qs[r - 1];
   a.value_depth = v->meta.sizes[r - 1];
   if (a.batch * a.heads * a.rows * a.keys * a.depth * a.value_depth == 0) return std::nullopt;
-  if (wastes_panels(a, r)) return std::nullopt;
+  if (wastes_panels(a, r, mask != nullptr)) return std::nullopt;
   a.scale = static_cast<float>(real_or(request, scale_at, 1.0 / std::sqrt(static_cast<double>(a.depth))));
   a.causal = bool_or(request, causal_at, false);
   if (mask) {

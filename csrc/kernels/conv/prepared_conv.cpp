@@ -116,6 +116,8 @@ struct PlaneConv {
     }
   }
 
+  int64_t steps_to(int64_t columns) const { return (columns + p.w.stride_w - 1) / p.w.stride_w; }
+
   // Rows of the panel: one per input channel and tap; columns: output pixels p0 .. p0 + n.
   void gather(const float* in, float* panel, int64_t p0, int64_t n, int64_t nr) const {
     const Window& w = p.w;
@@ -129,16 +131,22 @@ struct PlaneConv {
             const int64_t run = std::min(n - j, w.out_w - ow);
             const int64_t ih = oh * w.stride_h - w.pad_h + kh * w.dilation_h;
             const int64_t iw = ow * w.stride_w - w.pad_w + kw * w.dilation_w;
-            const float* row = in + ih * w.in_w;
-            if (ih < 0 || ih >= w.in_h) {
-              std::fill(panel + j, panel + j + run, 0.0F);
-            } else if (w.stride_w == 1 && iw >= 0 && iw + run <= w.in_w) {
-              std::memcpy(panel + j, row + iw, static_cast<size_t>(run) * sizeof(float));
+            const float* row = in + ih * w.in_w + iw;
+            // Pixels of the run that read the row; the others read its padding.
+            const bool is_inside = ih >= 0 && ih < w.in_h && iw < w.in_w;
+            const int64_t first = std::min(run, std::max<int64_t>(0, steps_to(-iw)));
+            const int64_t last = is_inside ? std::min(run, steps_to(w.in_w - iw)) : 0;
+            float* to = panel + j;
+            if (first >= last) {
+              std::fill(to, to + run, 0.0F);
             } else {
-              for (int64_t i = 0; i < run; ++i) {
-                const int64_t x = iw + i * w.stride_w;
-                panel[j + i] = x >= 0 && x < w.in_w ? row[x] : 0.0F;
+              std::fill(to, to + first, 0.0F);
+              if (w.stride_w == 1) {
+                std::memcpy(to + first, row + first, static_cast<size_t>(last - first) * sizeof(float));
+              } else {
+                for (int64_t i = first; i < last; ++i) to[i] = row[i * w.stride_w];
               }
+              std::fill(to + last, to + run, 0.0F);
             }
             j += run;
             ow = 0;
@@ -209,7 +217,7 @@ std::optional<PreparedCall> prepare_conv(PrepareRequest& request, int64_t groups
   // Above these sizes oneDNN, which eager takes, is faster than gathering panels. Strides gather one by one.
   const int64_t depth = p.group_in() * p.w.taps();
   if (depth > 64 && p.multiply_adds() > 2'000'000) return std::nullopt;
-  if (p.w.stride_w > 1 && p.multiply_adds() > 500'000) return std::nullopt;
+  if (p.w.stride_w > 1 && p.multiply_adds() > 1'000'000) return std::nullopt;
   const PlaneConv conv{p};
   request.workspace_bytes = cut_of(conv.grids()[0], p.num_threads).parts() * conv.panel_floats() *
                             static_cast<int64_t>(sizeof(float));

@@ -48,14 +48,27 @@ TEST(attention_equals_eager) {
 
 TEST(attention_whose_panels_would_be_half_empty_is_torchs) {
   std::mt19937 rng(14);
-  const auto is_prepared = [&](int64_t heads, int64_t keys) {
-    const at::Tensor x = unit(rng, {1, heads, keys, 4});
+  const auto is_prepared = [&](int64_t heads, int64_t keys, int64_t depth = 4) {
+    const at::Tensor x = unit(rng, {1, heads, keys, depth});
     return run_prepared("aten::scaled_dot_product_attention", {x, x, x, c10::IValue(), 0.0, false}, {x})
         .prepared;
   };
   EXPECT(!is_prepared(4, 33));
   EXPECT(is_prepared(1, 33));  // a call of torch's kernel costs more
   EXPECT(is_prepared(4, 16));
+  EXPECT(is_prepared(4, 33, 64));
+}
+
+TEST(causal_rows_that_end_within_a_vector_see_no_later_key) {
+  std::mt19937 rng(15);
+  for (const int64_t rows : {15, 17, 64, 100, 900}) {
+    const at::Tensor q = unit(rng, {1, 2, rows, 8});
+    const at::Tensor v = unit(rng, {1, 2, rows, 8});
+    at::Tensor k = unit(rng, {1, 2, rows, 8});
+    // of scores that would outweigh all others; the last row alone sees it
+    k.select(2, rows - 1).fill_(1e30);
+    expect_prepared("aten::scaled_dot_product_attention", {q, k, v, c10::IValue(), 0.0, true});
+  }
 }
 
 TEST(convolutions_equal_eager) {
@@ -70,7 +83,8 @@ TEST(convolutions_equal_eager) {
       {{2, 8, 9, 9}, {8, 1, 3, 3}, 1, 1, 1, 8},   {{2, 8, 9, 10}, {8, 1, 3, 3}, 2, 1, 1, 8},
       {{1, 8, 9, 10}, {16, 1, 5, 5}, 2, 2, 1, 8}, {{1, 8, 12, 12}, {8, 1, 3, 3}, 1, 2, 2, 8},
       {{1, 8, 6, 6}, {12, 4, 3, 3}, 1, 1, 1, 2},  {{1, 4, 12, 11}, {6, 4, 3, 2}, 1, 2, 2, 1},
-      {{1, 2, 3, 3}, {2, 2, 3, 3}, 1, 0, 1, 1}};
+      {{1, 2, 3, 3}, {2, 2, 3, 3}, 1, 0, 1, 1},   {{2, 2, 2, 2}, {3, 2, 5, 5}, 1, 2, 1, 1},
+      {{1, 2, 9, 40}, {3, 2, 3, 5}, 3, 2, 1, 1},  {{1, 2, 9, 3}, {3, 2, 3, 3}, 2, 4, 3, 1}};
   for (const Case& c : cases) {
     for (const bool last : {false, true}) {
       for (const bool bias : {false, true}) {
