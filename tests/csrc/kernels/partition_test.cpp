@@ -122,11 +122,11 @@ TEST(of_cuts_about_as_good_the_grid_chooses_the_side) {
 }
 
 TEST(little_work_is_not_cut) {
-  const Grid little{.rows = 1000, .cell_ns = tuning::kNsPerThread / 1000};
+  const Grid little{.rows = 1000, .cell_ns = tuning::kNsPerThread / 300};
   EXPECT(cut_of(little, 8).parts() == 1);
   EXPECT(largest_share(little, 64) == 1);
-  const Grid more{.rows = 1000, .cell_ns = tuning::kNsPerThread / 250};
-  EXPECT(cut_of(more, 64).parts() == 4);
+  const Grid more{.rows = 1000, .cell_ns = tuning::kNsPerThread / 200};
+  EXPECT(cut_of(more, 64).parts() == 5);
 }
 
 TEST(tiles_run_on_as_many_threads_as_torch_says) {
