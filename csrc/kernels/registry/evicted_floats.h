@@ -49,10 +49,9 @@ class MeasuringMemory {
 // outputs from the second-level cache, and kernels that find them there are not the fastest ones elsewhere.
 class EvictedFloats {
  public:
-  // floats: of each buffer that a run takes. All take turns in the same memory, as far apart as it allows: the
-  // pages of one memory for each would take longer than most measurements.
-  // is_evicted: off for what each run takes again, such as an input that the operator before has just
-  // written.
+  // floats: of each buffer that a run takes. All take turns in the same memory, as far apart as it allows:
+  // the pages of one memory for each would take longer than most measurements. is_evicted: off for what each
+  // run takes again, such as an input that the operator before has just written.
   explicit EvictedFloats(std::initializer_list<int64_t> floats, bool is_evicted = true)
       : buffers_(static_cast<int64_t>(floats.size())),
         step_(std::max<int64_t>(1, (std::max(floats) + kLine - 1) / kLine) * kLine),

@@ -3,11 +3,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <vector>
 
 #include "driver.h"
 #include "kernels/registry/autotuning.h"
+#include "kernels/registry/evicted_floats.h"
 #include "kernels/registry/structured_ops.h"
 #include "test.h"
 
@@ -88,4 +90,23 @@ TEST(ways_are_measured_in_turns_and_the_faster_one_is_found) {
   const std::vector<double> far = staticrt::least_ns({way(0, 400'000), way(1, 4'000)}, 1, 100'000'000);
   EXPECT(far[0] > 10 * far[1]);
   EXPECT(std::count(order.begin(), order.end(), 0) <= 4);
+}
+
+TEST(runs_of_a_measurement_take_buffers_that_others_have_evicted) {
+  for (const int64_t floats : {int64_t{100}, int64_t{5000}, 2 * staticrt::tuning::kEvictingFloats}) {
+    staticrt::EvictedFloats memory({floats, 60});
+    std::set<const char*> weights;
+    for (int run = 0; run < 3; ++run) {
+      memory.advance();
+      const char* weight = memory.buffer(0);
+      const char* output = memory.buffer(1);
+      weights.insert(weight);
+      EXPECT(std::abs(weight - output) >= floats * 4);
+    }
+    EXPECT(weights.size() == (floats > staticrt::tuning::kEvictingFloats ? 2 : 3));
+  }
+  staticrt::EvictedFloats input({100, 60}, false);
+  const char* first = input.buffer();
+  input.advance();
+  EXPECT(input.buffer() == first);
 }
