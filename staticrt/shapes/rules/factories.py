@@ -177,6 +177,6 @@ def _converted(
     return None if strides is None else new(mode, x.shape, x, strides, dtype=dtype)
 
 
-@rule(aten.clone.default)
+@rule(aten.clone.default, aten.lift_fresh_copy.default)
 def _clone(mode: Any, x: torch.Tensor, *, memory_format: Any = None) -> Any:
     return _converted(mode, x, memory_format=memory_format)

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from staticrt.frontend.tracing import composites
+from staticrt.shapes.fake_results import same
+from staticrt.shapes.rules.layout import broadcast_sizes
 from staticrt.training.decomposed.recurrent import whole_layer
 
 
@@ -40,7 +42,8 @@ def recurrent_networks() -> contextlib.AbstractContextManager[None]:
 def eager_operators() -> contextlib.AbstractContextManager[None]:
     """Context manager: this thread records products, resizes of images, CTC losses and cosine similarities as eager computes them.
 
-    Upstream's decomposition of `matmul` imports sympy, also where all sizes are constants.
+    Upstream's decompositions of `matmul` and `broadcast_tensors`, which most losses call, import sympy, also where all sizes
+    are constants.
 
     Upstream's decomposition of resizes reads each pixel by index, and its backward accumulates by index. AOTAutograd
     needs it, because functionalization in C++ does not support symbolic sizes of eager's operators. The CTC loss with
@@ -155,6 +158,7 @@ def _replace() -> None:
     # Theirs differ in the shape of one sample's loss, in what follows the end of its targets, and in the gradient of NaN.
     for operator in (aten.multi_margin_loss, aten.multilabel_margin_loss_forward, aten.softshrink):
         _replace_kernels(operator.default, functools.partial(_as_eager, operator.default))
+    _replace_kernels(aten.broadcast_tensors.default, _broadcast_tensors)
 
 
 def _torchs(operator: Any, *args: Any) -> Any:
@@ -238,6 +242,19 @@ def _as_eager(operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
             return operator(*args, **kwargs)
 
     return run
+
+
+def _broadcast_tensors(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def broadcast_tensors(tensors: Sequence[torch.Tensor]) -> Any:
+        sizes = broadcast_sizes(tensors) if _thread.eager else None
+        if sizes is None:
+            return kernel(tensors)
+        return [
+            x if all(map(same, x.shape, sizes)) and x.dim() == len(sizes) else x.expand(sizes)
+            for x in tensors
+        ]
+
+    return broadcast_tensors
 
 
 def _cell(operator: Any, cell: Callable[..., Any]) -> Callable[..., Any]:

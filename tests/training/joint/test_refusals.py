@@ -273,6 +273,9 @@ def test_distributed_modules_that_are_called_in_a_function_are_left_to_graph_spl
         ("cases.Cnn()", (4, 192)),
         ("cases.Lstm()", (4, 24)),
         ("nn.LSTM(4, 8, batch_first=True)", (2, 3, 4)),
+        ("lambda x: nn.functional.l1_loss(x, x.sin().sum(0, keepdim=True))", (5, 3)),
+        ("lambda x: torch.broadcast_tensors(x, x[:1].sin())[1]", (5, 3)),
+        ("lambda x: x.clone().masked_fill_(x > 1, 0.5).index_put_([x < 0], torch.tensor(0.0))", (5, 3)),
     ],
 )
 def test_a_first_training_call_loads_neither_dynamo_nor_sympy(made, sizes):
@@ -282,7 +285,7 @@ def test_a_first_training_call_loads_neither_dynamo_nor_sympy(made, sizes):
         from torch.utils._pytree import tree_leaves
         from tests.support import training_cases as cases
         model = staticrt.compile({made}, joint_trace=True)
-        tree_leaves(model(torch.randn({sizes})))[0].sum().backward()
+        tree_leaves(model(torch.randn({sizes}, requires_grad=True)))[0].sum().backward()
         assert not model.explain().notes, model.explain()
         print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
     """
