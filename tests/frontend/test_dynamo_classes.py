@@ -237,3 +237,38 @@ def test_a_weak_reference_to_what_the_function_makes_ends():
     with torch.no_grad():
         assert [compiled(torch.ones(2))[1] for _call in range(5)] == [True] * 5
     assert len(ended) == 5
+
+
+class Mode:
+    pass
+
+
+FIRST, SECOND, THIRD = Mode(), Mode(), Mode()
+TABLE = {FIRST: 1, SECOND: 2}
+LIST = [SECOND, THIRD]
+ASKS = {
+    "is": lambda mode: mode is FIRST,
+    "equal": lambda mode: mode == SECOND,
+    "table": lambda mode: TABLE.get(mode, 7),
+    "list": lambda mode: LIST.index(mode) if mode in LIST else 9,
+    "count": lambda mode: LIST.count(mode),
+    "hash": lambda mode: hash(mode),
+    "text": lambda mode: repr(mode),
+    "containers": lambda mode: (mode, 1) in {(FIRST, 1): 2} or {1: mode} == {1: SECOND},
+}
+
+
+@pytest.mark.parametrize("backend", [False, True])
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_an_object_is_told_from_another_of_its_class(ask, backend):
+    def answer(x, mode):
+        return x * 2, ask(mode)
+
+    def model(*args):
+        print(end="")
+        return answer(*args)
+
+    compiled = torch.compile(model, backend="staticrt") if backend else staticrt.compile(model)
+    with torch.no_grad():
+        for mode in (FIRST, SECOND, THIRD, FIRST, SECOND):
+            assert compiled(torch.ones(2), mode)[1] == ask(mode)

@@ -6,6 +6,7 @@ from staticrt.frontend.dynamo import (
     absent_attributes,
     changed_weights,
     class_attributes,
+    identities,
     in_place_views,
     key_order,
     signs_of_zero,
@@ -20,3 +21,4 @@ def install() -> None:
     class_attributes.guard()
     changed_weights.guard()
     absent_attributes.guard()
+    identities.guard()
