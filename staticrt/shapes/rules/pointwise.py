@@ -268,4 +268,4 @@ def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool
 @rule(aten.mse_loss.default, aten.l1_loss.default)
 def _distance(mode: Any, x: torch.Tensor, y: torch.Tensor, reduction: int = 1) -> Any:
     found = _pointwise(True, aten.sub.Tensor, mode, x, y) if x.dtype.is_floating_point else None
-    return new(mode, [], found) if found is not None and reduction else None
+    return new(mode, [], found) if found is not None and reduction else found
