@@ -53,11 +53,18 @@ class EvictedFloats {
   // the pages of one memory for each would take longer than most measurements. is_evicted: off for what each
   // run takes again, such as an input that the operator before has just written.
   explicit EvictedFloats(std::initializer_list<int64_t> floats, bool is_evicted = true)
-      : buffers_(static_cast<int64_t>(floats.size())),
-        step_(std::max<int64_t>(1, (std::max(floats) + kLine - 1) / kLine) * kLine),
-        count_(std::max(buffers_, is_evicted ? tuning::kEvictingFloats / step_ : 1)),
-        stride_(is_evicted ? 1 : 0),
-        numbers_(MeasuringMemory::take(static_cast<size_t>(step_ * count_ + kLine))) {
+      : step_(lines(std::max(floats))), count_(is_evicted ? tuning::kEvictingFloats / step_ : 0) {
+    // Where one buffer alone evicts the others, each has a place of its own.
+    const auto buffers = static_cast<int64_t>(floats.size());
+    const bool is_shared = count_ >= buffers;
+    if (!is_shared) count_ = 0;
+    int64_t all = step_ * count_;
+    for (const int64_t size : floats) {
+      const auto index = static_cast<int64_t>(places_.size());
+      places_.push_back(is_shared ? index * count_ / buffers * step_ : all);
+      if (!is_shared) all += lines(size);
+    }
+    numbers_ = MeasuringMemory::take(static_cast<size_t>(all + kLine));
     first_ = numbers_.data() +
              (kLine - reinterpret_cast<uintptr_t>(numbers_.data()) / sizeof(float) % kLine) % kLine;
   }
@@ -65,15 +72,18 @@ class EvictedFloats {
   EvictedFloats(const EvictedFloats&) = delete;
   EvictedFloats& operator=(const EvictedFloats&) = delete;
   // From here on another run takes its buffers.
-  void advance() { run_ += stride_; }
-  char* buffer(int64_t index = 0) {
-    const int64_t place = (run_ + index * count_ / buffers_) % count_;
-    return reinterpret_cast<char*>(first_ + step_ * place);
+  void advance() { ++run_; }
+  char* buffer(size_t index = 0) {
+    const int64_t place = places_[index];
+    const int64_t moved = count_ == 0 ? place : (place + run_ * step_) % (count_ * step_);
+    return reinterpret_cast<char*>(first_ + moved);
   }
 
  private:
+  static int64_t lines(int64_t floats) { return std::max<int64_t>(1, (floats + kLine - 1) / kLine) * kLine; }
   static constexpr int64_t kLine = 16;  // floats of a cache line
-  int64_t buffers_, step_, count_, stride_, run_ = 0;
+  int64_t step_, count_, run_ = 0;
+  std::vector<int64_t> places_;
   std::vector<float> numbers_;
   float* first_ = nullptr;
 };

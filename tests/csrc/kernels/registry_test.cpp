@@ -103,7 +103,7 @@ TEST(runs_of_a_measurement_take_buffers_that_others_have_evicted) {
       weights.insert(weight);
       EXPECT(std::abs(weight - output) >= floats * 4);
     }
-    EXPECT(weights.size() == (floats > staticrt::tuning::kEvictingFloats ? 2 : 3));
+    EXPECT(weights.size() == (floats > staticrt::tuning::kEvictingFloats ? 1 : 3));
   }
   staticrt::EvictedFloats input({100, 60}, false);
   const char* first = input.buffer();
