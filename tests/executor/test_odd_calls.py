@@ -127,18 +127,30 @@ def test_out_arguments_of_another_size_are_resized():
         assert torch.equal(out, twin)
 
 
-@torch.no_grad()
-def test_setting_data_is_seen():
-    def f(x):
-        x.data = x.data * 2
-        return x + 1
+def _set(x, value):
+    x.data = value
+    return x
 
-    compiled = staticrt.compile(f)
+
+@pytest.mark.parametrize("needs_gradients", [False, True])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: _set(x, x.data * 2) + 1,
+        lambda x: _set(x, x.data.t()).sum(0),  # of the memory that it has
+        lambda x: _set(x, x.detach()[1:]).sum(0),
+        lambda x: _set(y := x * 2, y.detach().t()) + 1,
+    ],
+    ids=["other memory", "transposed", "a part", "intermediate"],
+)
+def test_setting_data_is_seen(function, needs_gradients):
+    compiled = staticrt.compile(function)
     for _ in range(3):
-        x = torch.randn(3)
-        twin = x.clone()
-        assert torch.equal(compiled(x), f(twin))
+        x = torch.randn(3, 3, requires_grad=needs_gradients)
+        twin = x.detach().clone().requires_grad_(needs_gradients)
+        assert torch.equal(compiled(x), function(twin))
         assert torch.equal(x, twin)
+    assert {each.reason for each in compiled.explain().eager} == {"the model sets a tensor's .data"}
 
 
 @torch.no_grad()

@@ -123,6 +123,7 @@ class TraceFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         without_dynamo(FakeTensorMode.__init__)(self, shape_env=shape_env, allow_non_fake_inputs=True)
         self.cache_enabled = False
         self._around: list[Any] = []  # per `with`, the fake mode that it replaces
+        self.sets_data = False  # model code has set a fake's `.data`
         self.raised = ""  # what raised last: an operator, or an index
         self.unseen_reads: list[
             tuple[str, str, bool]

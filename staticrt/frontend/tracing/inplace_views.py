@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from staticrt.frontend.reasons import CannotTrace
+from staticrt.frontend.tracing.trace_tensor import set_data
 from staticrt.shapes.fake_rules import fake_by_rule
 
 aten = torch.ops.aten
@@ -41,7 +42,7 @@ def record(tracer: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if view is None:
         view = view_of(tensor, *args[1:], **kwargs)
     # Not by `func`: `as_strided_` asks for the bytes of the memory, which that of symbolic sizes does not have.
-    tensor.data = view
+    set_data(tensor, view)
     node = tracer.record(view_of, (tensor, *args[1:]), kwargs, view, tracer.unbacked.pending())
     node.meta["val"] = tensor
     tracer.tensors.track(tensor, node)

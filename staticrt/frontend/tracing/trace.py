@@ -204,7 +204,7 @@ def _record(
         if escaped:
             # Dynamo computes anew what a cache holds.
             raise ModelChanges(escaped, does="", even_in_parts=any(map(is_cached, escaped)))
-        tracer.tensors.check_storages()
+        tracer.tensors.check_memory(tracer.fake_mode.sets_data)
         tensors = [value for value in (*fakes.leaves, *outputs) if isinstance(value, torch.Tensor)]
         called = _of_model(operators, tracer)
         snapshot.add_operators(kernels_of(called, [each.device for each in tensors]), definitions_of(called))

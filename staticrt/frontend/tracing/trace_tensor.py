@@ -34,6 +34,10 @@ def _noted(name: str, even_in_parts: bool = False) -> property:
     return property(read, plain.__set__, plain.__delete__)
 
 
+_data: Any = torch.Tensor.data
+set_data = _data.__set__
+
+
 class TraceTensor(FakeTensor):
     """A fake tensor as model code sees it: a `torch.Tensor` or `torch.nn.Parameter`."""
 
@@ -46,6 +50,13 @@ class TraceTensor(FakeTensor):
     _is_view = _noted("_is_view", even_in_parts=True)  # type: ignore[assignment]
     _version = _noted("_version")  # type: ignore[assignment]
     is_inference = _noted("is_inference")  # type: ignore[assignment]
+
+    def _note_data(self: Any, value: torch.Tensor) -> None:
+        # No operator runs. Where the value is a view of this tensor, not even the memory tells afterwards.
+        self.fake_mode.sets_data = True
+        set_data(self, value)
+
+    data = property(_data.__get__, _note_data)  # type: ignore[assignment]
 
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # The method of torch's tensors asks symbolic sizes before any mode sees the call.

@@ -46,11 +46,14 @@ class TracedTensors:
         """Whether an inference tensor is what eager would give for a fake tensor."""
         return isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in self._of_inference
 
-    def check_storages(self) -> None:
-        """No tensor has been given other memory behind the dispatcher's back, as `x.data = y` does.
+    def check_memory(self, sets_data: bool) -> None:
+        """No tensor has been given other memory, or another part of its own, behind the dispatcher's back.
+
+        Args:
+            sets_data: `x.data = y` has run.
 
         Raises:
             CannotTrace: one has.
         """
-        if any(tensor.untyped_storage()._cdata != storage for tensor, storage in self._alive):
+        if sets_data or any(tensor.untyped_storage()._cdata != storage for tensor, storage in self._alive):
             raise CannotTrace(SETS_DATA, "", even_in_parts=True)
