@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -99,16 +100,26 @@ class Functions:
         kept = [*_flat(attributes.values())]
         if others := [value for value in kept if not isinstance(value, (torch.Tensor, *PLAIN))]:
             return f"keeps an object of {type(others[0])}"
+        if _has_shared_list(vars(node).values()):
+            return "keeps a list that others can change"
         if not node.saved_tensors and any(isinstance(value, torch.Tensor) for value in kept):
             return (
                 "keeps tensors that it does not save"  # a second backward without retain_graph may read them
             )
         if function.__module__ == _HOME:  # of an operator; a guard on its kernels also compares the formula
-            return self._reads.add(formula_of(function), has_context=True)
+            return self._of_backward(node, formula_of(function), kept)
         own = "vjp" if function.vjp is not torch.autograd.Function.vjp else "backward"
         for name in (own, "forward", "setup_context"):
             self._reads.compare(function, name)
-        return self._reads.add(getattr(function, own), has_context=True)
+        return self._of_backward(node, getattr(function, own), kept)
+
+    def _of_backward(self, node: Any, code: Any, kept: Iterable[Any]) -> str:
+        """Why the code of a node's backward may not be recorded, or ""."""
+        if reason := self._reads.add(code, has_context=True):
+            return reason
+        tensors = (value for value in (*node.saved_tensors, *kept) if isinstance(value, torch.Tensor))
+        read = {name for value in tensors for name in vars(value)} & self._reads.attributes
+        return f"reads {min(read)} of a tensor" if read else ""
 
     def _note(
         self, number: int, edges: Sequence[Any], given: Sequence[Any], _incoming: Sequence[Any]
@@ -307,6 +318,24 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(value)
         else:
             yield value
+
+
+def _owners(values: Iterable[Any]) -> list[int]:
+    """For each of some values, how many references to it there are."""
+    return [sys.getrefcount(value) for value in values]
+
+
+_ONE_OWNER = _owners([[]])[0]
+
+
+def _has_shared_list(values: Collection[Any]) -> bool:
+    """Whether something else also refers to a list among the values of a container: it may change before the backward."""
+    for value, owners in zip(values, _owners(values), strict=True):
+        if isinstance(value, (list, tuple)):
+            may_change = isinstance(value, list) or any(isinstance(each, list) for each in value)
+            if (may_change and owners > _ONE_OWNER) or _has_shared_list(value):
+                return True
+    return False
 
 
 def differentiate_again(gm: fx.GraphModule) -> None:

@@ -17,45 +17,15 @@ from torch._library.custom_ops import CustomOpDef
 from staticrt.frontend.reasons import is_torch_file
 
 # Builtins without effects.
-_COMPUTE = frozenset(
-    {
-        *(
-            abs,
-            all,
-            any,
-            bool,
-            dict,
-            divmod,
-            enumerate,
-            float,
-            frozenset,
-            int,
-            isinstance,
-            iter,
-            len,
-            list,
-            max,
-            min,
-        ),
-        *(next, pow, range, reversed, round, set, slice, sorted, str, sum, tuple, type, zip),
-    }
-)
+_COMPUTE = frozenset({
+    abs, all, any, bool, dict, divmod, enumerate, float, frozenset, int, isinstance, iter, len, list, max, min, next, pow,
+    range, reversed, round, set, slice, sorted, str, sum, tuple, type, zip,
+})  # fmt: skip
 _OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, CustomOpDef)
 PLAIN = (
-    *(
-        int,
-        float,
-        complex,
-        str,
-        bytes,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    ),
-    *(torch.SymInt, torch.SymFloat, torch.SymBool),
-)
+    int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
+    torch.SymInt, torch.SymFloat, torch.SymBool,
+)  # fmt: skip
 # Attributes by which torch tells or changes its own state, and by which code differentiates.
 _ASK = (
     "get_", "set_", "is_", "_get", "_set", "_is", "seed", "initial_seed", "manual_seed", "backends", "random",
@@ -64,6 +34,16 @@ _ASK = (
 _DIFFERENTIATE = frozenset({
     "grad", "backward", "autograd", "enable_grad", "inference_mode", "requires_grad_", "retain_grad",
 })  # fmt: skip
+# Attributes that differ between the recorded call and others, or lead to the state of a class.
+_DIFFER = frozenset({
+    "_version", "grad_fn", "_base", "output_nr", "retains_grad", "stride", "storage_offset", "_forward_cls", "__class__",
+    "__dict__",
+})  # fmt: skip
+# What a context has besides what the forward has set.
+_OF_CONTEXTS = (_DIFFER | {*dir(torch.autograd.function.BackwardCFunction)}) - {
+    "saved_tensors",
+    "needs_input_grad",
+}
 _OF_TENSORS = frozenset({"is_floating_point", "is_complex", "is_contiguous", "is_cuda", "is_sparse"})
 
 
@@ -73,16 +53,19 @@ class Reads:
     def __init__(self) -> None:
         self._places: dict[tuple[int, str], tuple[Callable[[], Any], Any]] = {}
         self._known: set[types.FunctionType] = set()
-        self.changes = (
-            False  # it reads numbers or texts, which may be others in the backward than in the forward
-        )
+        self.attributes: set[str] = set()  # the names of the attributes that it reads
+        # It reads numbers, texts or functions, which may be others in the backward than in the forward.
+        self.changes = False
 
     def unchanged(self) -> bool:
         """Whether all of it is as it was."""
-        return all(read() is value for read, value in self._places.values())
+        try:
+            return all(_is_same(read(), value) for read, value in self._places.values())
+        except (AttributeError, ValueError):  # an attribute that was deleted, an empty cell
+            return False
 
     def compare(self, holder: Any, name: str) -> None:
-        """Compare an attribute of a class from now on."""
+        """Compare an attribute of a class or a function from now on."""
         self._places[id(holder), name] = functools.partial(getattr, holder, name), getattr(holder, name)
 
     def add(self, code: Any, has_context: bool = False) -> str:
@@ -103,6 +86,8 @@ class Reads:
         if function in self._known:
             return ""
         self._known.add(function)
+        self.compare(function, "__code__")
+        self.compare(function, "__defaults__")
         defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         if not all(map(_is_plain, defaults)):
             return "has a default that may change"
@@ -122,7 +107,8 @@ class Reads:
             if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL", "IMPORT_NAME", "LOAD_NAME", "STORE_ATTR"):
                 yield f"changes {name}"
             elif step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                yield "" if is_of_context and not name.startswith("register_") else _asks(name)
+                self.attributes.add(name)
+                yield "" if is_of_context and name not in _OF_CONTEXTS else _asks(name)
             elif step.opname == "LOAD_GLOBAL":
                 scope = function.__globals__
                 yield self._value(scope if name in scope else vars(builtins), name, following)
@@ -152,6 +138,7 @@ class Reads:
         if value is math or isinstance(value, _OPERATORS) or _is_torchs(value) or value is torch.Tensor:
             return ""
         if isinstance(value, types.FunctionType):
+            self.changes = True
             return self.add(value) if not attribute else f"reads {name}.{attribute}"
         if isinstance(value, type) and issubclass(value, torch.autograd.Function) and attribute == "apply":
             return self.add(value.forward) or self.add(value.setup_context)
@@ -176,7 +163,7 @@ def _is_of_torch(function: Any) -> bool:
 
 def _asks(name: str) -> str:
     """Why no recorded backward may read an attribute of this name, "" if one may."""
-    is_refused = (name.startswith(_ASK) and name not in _OF_TENSORS) or name in _DIFFERENTIATE
+    is_refused = (name.startswith(_ASK) and name not in _OF_TENSORS) or name in _DIFFERENTIATE | _DIFFER
     return f"reads {name}" if is_refused else ""
 
 
@@ -192,3 +179,8 @@ def _is_torchs(value: Any) -> bool:
 
 def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, PLAIN)
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a value that was read is the one of before; numbers and texts are compared by value."""
+    return now is before or (_is_plain(before) and type(now) is type(before) and repr(now) == repr(before))
