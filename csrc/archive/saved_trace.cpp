@@ -7,7 +7,9 @@
 
 #include "program/process_state.h"
 #include "runtime/call/decisions.h"
+#include "runtime/call/program_graph.h"
 #include "runtime/call/written_memory.h"
+#include "runtime/record/matrix_shapes.h"
 
 namespace staticrt {
 namespace {
@@ -61,20 +63,25 @@ int64_t value_of(const SizeSymbol& symbol, std::span<const Leaf> leaves) {
 
 // Whether an operator's values depend on how its operands lie in memory: it reads memory by strides of its
 // own, or draws random numbers in the order of memory.
-bool reads_layout(const Node& node, bool draws) {
-  return node.op.starts_with("aten::as_strided") ||
-         (draws && node.handle && node.handle->hasTag(at::Tag::nondeterministic_seeded)) ||
-         std::ranges::any_of(node.bodies, [&](const auto& body) {
-           return std::ranges::any_of(body->nodes(),
-                                      [&](const Node& inner) { return reads_layout(inner, draws); });
-         });
+bool reads_layout(const Node& node) {
+  return node.op.starts_with("aten::as_strided") || draws_random(node) ||
+         std::ranges::any_of(
+             node.bodies, [](const auto& body) { return std::ranges::any_of(body->nodes(), reads_layout); });
+}
+
+// Whether its results are sizes or row-major tensors, however its operands lie in memory.
+bool hides_layout(const Node& node) {
+  return is_one_of(
+      node.op, {"aten::linear", "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::embedding",
+                "aten::size.int", "aten::sym_size.int", "aten::numel", "aten::sym_numel"});
 }
 
 // Values on whose layout others depend. Strides of results follow from those of operands.
-std::vector<bool> layout_decides(const Program& program, bool draws) {
+std::vector<bool> layout_decides(const Program& program) {
   std::vector<bool> decides(program.num_values(), false);
   for (auto node = program.nodes().rbegin(); node != program.nodes().rend(); ++node) {
-    bool depends = reads_layout(*node, draws);
+    if (hides_layout(*node)) continue;
+    bool depends = reads_layout(*node);
     for (uint32_t i = 0; i < node->num_outputs && !depends; ++i) depends = decides[node->first_output + i];
     if (!depends) continue;
     for (const ValueId id : program.reads(*node)) decides[id] = true;
@@ -104,7 +111,7 @@ SavedTrace::SavedTrace(TraceSpec spec, LoadedTensors& tensors, const ExecutableO
   written_inputs_ = executable_->written_inputs();
   const Liveness& live = executable_->bound().liveness;
   const Program& program = executable_->program();
-  const std::vector<bool> decides = layout_decides(program, spec_.random);
+  const std::vector<bool> decides = layout_decides(program);
   may_copy_.assign(program.num_inputs(), true);
   for (ValueId id = 0; id < program.num_inputs(); ++id)
     may_copy_[id] = !live.touches_output[id] && !decides[id];

@@ -59,6 +59,44 @@ def test_what_depends_on_the_layout_of_an_argument_is_not_asked_of_a_copy(model)
                 loaded(x)
 
 
+class Follows(nn.Module):
+    """Draws random numbers, or reads memory, of what `of` makes of its argument."""
+
+    def __init__(self, of, what):
+        super().__init__()
+        self.of = of
+        self.what = what
+
+    def forward(self, x):
+        return self.what(self.of(x))
+
+
+def dropped(x):
+    return nn.functional.dropout(x, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Follows(nn.Linear(4, 6), dropped),
+        Follows(lambda x: x.long(), nn.Sequential(nn.Embedding(2, 3), nn.Dropout())),
+        Follows(nn.Linear(4, 4), lambda x: x.as_strided((2, 3), (3, 1)) * 2),
+        Follows(nn.GRU(4, 5).eval(), lambda result: result[0] + torch.randn(5)),  # draws nothing itself
+        Follows(lambda x: x.sum() + torch.randn(x.shape[0], 2), nn.Identity()),
+    ],
+    ids=["linear", "embedding", "memory", "idle", "sizes"],
+)
+def test_random_numbers_of_row_major_values_need_no_layout_of_an_argument(model):
+    rows, columns = torch.linspace(0, 1, 12).view(3, 4), torch.linspace(0, 1, 12).view(4, 3).t()
+    for saved, other in ((rows, columns), (columns, rows)):
+        loaded = reload(model, (saved,))
+        results = []
+        for run in (loaded, model):
+            torch.manual_seed(0)
+            results.append(run(other))
+        torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
