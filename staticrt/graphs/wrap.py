@@ -88,7 +88,7 @@ class WrappedFunction:
         stack_traces: Sequence[str | None] | None = None,
         input_names: Sequence[str] = (),
     ) -> None:
-        options = {n: v for n, v in locals().items() if n not in ("self", "context", "function")}
+        options = {n: v for n, v in locals().copy().items() if n not in ("self", "context", "function")}
         self._options = options  # for a copy
         if not callable(function):
             raise InputError(f"wrap takes a function or module, got {type(function).__name__}")

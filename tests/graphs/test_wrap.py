@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import sys
 
 import pytest
 import torch
@@ -61,6 +62,20 @@ def test_a_deep_copy_has_tensors_of_its_own(real):
             torch.testing.assert_close(g(x), before)
     assert g.context is f.context
     assert g.name == "linear"
+
+
+def test_a_debugger_that_reads_local_variables_may_trace_the_call(real):
+    def read(frame, event, argument):
+        frame.f_trace_opcodes = True
+        return read if frame.f_locals is not None else None
+
+    before = sys.gettrace()
+    sys.settrace(read)
+    try:
+        f = real.wrap(torch.nn.Linear(3, 2), name="linear")
+    finally:
+        sys.settrace(before)
+    assert f.name == copy.deepcopy(f).name == "linear"
 
 
 def test_a_pickle_says_what_to_do(real):
