@@ -1,5 +1,7 @@
 """Calls that a user makes sooner or later, and no benchmark does: each equals eager."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -151,6 +153,24 @@ def test_setting_data_is_seen(function, needs_gradients):
         assert torch.equal(compiled(x), function(twin))
         assert torch.equal(x, twin)
     assert {each.reason for each in compiled.explain().eager} == {"the model sets a tensor's .data"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("given", [lambda x: x * 2, lambda x: {"key": [x * 2]}["key"][0], torch.detach])
+def test_a_copied_tensor_ends_the_trace_and_leaves_nothing_of_it(given):
+    kept = []
+
+    def f(x):
+        kept.append(x * 3)
+        return copy.deepcopy(given(x)) + 1
+
+    compiled = staticrt.compile(f)
+    for _ in range(3):
+        x = torch.randn(3)
+        assert torch.equal(compiled(x), given(x) + 1)
+        assert torch.equal(kept[-1], x * 3)
+    assert [type(each) for each in kept] == [torch.Tensor] * 3
+    assert "not traced whole: the model copies a tensor by copy.deepcopy" in str(compiled.explain())
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from staticrt.frontend.reasons import is_user_file, model_line
+from staticrt.frontend.reasons import CannotTrace, is_user_file, model_line
 from staticrt.frontend.tracing import indexing
 
 
@@ -62,6 +62,10 @@ class TraceTensor(FakeTensor):
         # The method of torch's tensors asks symbolic sizes before any mode sees the call.
         found: torch.Tensor = torch.ops.aten.contiguous.default(self, memory_format=memory_format)
         return found
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        # Torch's copies the attributes too, and so the whole trace.
+        raise CannotTrace("the model copies a tensor by copy.deepcopy")
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # type: ignore[misc, override]
