@@ -21,6 +21,7 @@ from staticrt.shapes.rules import (  # importing a family registers its rules
     joins,  # noqa: F401
     layers,  # noqa: F401
     lookups,  # noqa: F401
+    losses,  # noqa: F401
     pointwise,  # noqa: F401
     products,  # noqa: F401
     quantized,  # noqa: F401

@@ -25,6 +25,10 @@ TWO = {
     "hardtanh_backward": (aten.hardtanh_backward.default, (-1, 1)),
     "mish_backward": (aten.mish_backward.default, ()),
     "softplus_backward": (aten.softplus_backward.default, (1, 20)),
+    "prelu": (aten._prelu_kernel.default, ()),
+    "smooth_l1_loss": (aten.smooth_l1_loss.default, (0, 0.5)),
+    "huber_loss": (aten.huber_loss.default, (0, 0.5)),
+    "mse_loss": (aten.mse_loss.default, (0,)),
     "mm": (aten.mm.default, ()),
     "copy": (aten.copy.default, ()),
 }
@@ -80,6 +84,26 @@ CALLS = {
     "dropout_backward": (aten.native_dropout_backward.default, (X, X > 0.5, 1.5)),
     "mse_loss_backward": (aten.mse_loss_backward.default, (torch.rand(()), X, X + 1, 1)),
     "mse_loss_backward, none": (aten.mse_loss_backward.default, (X, X, X + 1, 0)),
+    "smooth_l1_loss_backward": (aten.smooth_l1_loss_backward.default, (torch.rand(()), X, X + 1, 1, 0.5)),
+    "huber_loss_backward": (aten.huber_loss_backward.default, (X, X, X + 1, 0, 0.5)),
+    "huber_loss, mean": (aten.huber_loss.default, (X, X + 1, 1, 0.5)),
+    "binary_cross_entropy": (aten.binary_cross_entropy.default, (X / 2, X / 3)),
+    "binary_cross_entropy, none": (aten.binary_cross_entropy.default, (X / 2, X / 3, None, 0)),
+    "binary_cross_entropy_backward": (
+        aten.binary_cross_entropy_backward.default,
+        (X, X / 2, X / 3, None, 0),
+    ),
+    "logits": (aten.binary_cross_entropy_with_logits.default, (X, X / 3, None, torch.rand(6))),
+    "logits, none": (aten.binary_cross_entropy_with_logits.default, (X, X / 3, None, None, 0)),
+    "margins": (aten.multi_margin_loss.default, (X[0], LABELS[1], 1, 1, None, 0)),
+    "margins of labels": (aten.multilabel_margin_loss_forward.default, (X[0], LABELS[[1, 1, 1, 1, 1, 1]], 0)),
+    "elu_backward": (aten.elu_backward.default, (X, 1.0, 1, 1, False, X)),
+    "prelu_backward": (aten._prelu_kernel_backward.default, (X, X, torch.rand(1, 6))),
+    "glu_backward": (aten.glu_backward.default, (X[:, :3].contiguous(), X, -1)),
+    "mv": (aten.mv.default, (X, torch.rand(6))),
+    "dot": (aten.dot.default, (X[0], X[1])),
+    "norm": (aten.norm.ScalarOpt_dim, (X, 2, [1])),
+    "diagonal": (aten.diagonal.default, (torch.rand(3, 5, 3), 0, 0, 2)),
     "convolution": (aten.convolution.default, (IMAGE, FILTER, torch.rand(6), *CONV)),
     "layer_norm": (aten.native_layer_norm.default, (X, [6], *_weights, 1e-5)),
     "layer_norm, two": (aten.native_layer_norm.default, (X, [4, 6], None, None, 1e-5)),
@@ -257,4 +281,4 @@ def test_what_no_rule_covers():
     layer_norm = aten.native_layer_norm.default
     assert not expect_eager(layer_norm, (half, [6], None, None, 1e-5))  # its statistics are of another dtype
     assert not expect_eager(aten.native_dropout.default, (X, 0.5, False))
-    assert not expect_eager(aten.elu_backward.default, (X, 1.0, 1.0, 1.0, False, X))
+    assert not expect_eager(aten.softshrink_backward.default, (X, X, 0.5))

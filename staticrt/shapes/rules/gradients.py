@@ -50,7 +50,7 @@ def _are_alike(mode: Any, *tensors: torch.Tensor) -> bool:
     )
 
 
-def _are_rows(*tensors: Any) -> bool:
+def are_rows(*tensors: Any) -> bool:
     """Whether all are row-major floating-point tensors for CPU kernels with the same dtype, or None."""
     given = [t for t in tensors if t is not None]
     return all(_is_one_kind(given[0], t) and is_contiguous(t) for t in given)
@@ -103,32 +103,36 @@ def _iterated(mode: Any, gradient: torch.Tensor, saved: torch.Tensor, *rest: Any
 
 
 @rule(
-    aten.elu_backward.default,
     aten.hardsigmoid_backward.default,
     aten.hardswish_backward.default,
     aten.hardtanh_backward.default,
     aten.mish_backward.default,
     aten.softplus_backward.default,
 )
-def _elementwise(mode: Any, gradient: torch.Tensor, saved: Any, *rest: Any, **more: Any) -> Any:
-    if not isinstance(saved, torch.Tensor) or not _are_alike(mode, gradient, saved):
-        return None  # elu_backward has its tensor elsewhere
-    return _like(mode, gradient)
+def _elementwise(mode: Any, gradient: torch.Tensor, saved: torch.Tensor, *rest: Any, **more: Any) -> Any:
+    return _like(mode, gradient) if _are_alike(mode, gradient, saved) else None
 
 
-@rule(aten.mse_loss_backward.default)
-def _mse_loss_backward(
-    mode: Any, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int
-) -> Any:
-    if not _are_rows(gradient, x, target) or not all(map(same, x.shape, target.shape)):
+@rule(aten.elu_backward.default)
+def _elu_backward(mode: Any, gradient: torch.Tensor, *numbers: Any) -> Any:
+    return _elementwise(mode, gradient, numbers[-1])
+
+
+@rule(aten._prelu_kernel.default)
+def _prelu(mode: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    return _iterated(mode, x, weight) if are_rows(x, weight) else None
+
+
+@rule(aten._prelu_kernel_backward.default)
+def _prelu_backward(mode: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> Any:
+    if not are_rows(gradient, x, weight) or not all(map(same, gradient.shape, x.shape)):
         return None
-    if (
-        x.dim() != target.dim()
-        or (gradient.dim() and reduction)
-        or (x.dim() != gradient.dim() and not reduction)
-    ):
-        return None
-    return new(mode, x.shape, x)
+    return new(mode, x.shape, x), new(mode, x.shape, x)
+
+
+@rule(aten.glu_backward.default)
+def _glu_backward(mode: Any, gradient: torch.Tensor, x: torch.Tensor, dim: int) -> Any:
+    return new(mode, x.shape, x) if are_rows(gradient, x) else None
 
 
 @rule(aten.native_dropout.default)
@@ -159,6 +163,18 @@ def _mm(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     return new(mode, [a.shape[0], b.shape[1]], a)
 
 
+@rule(aten.mv.default)
+def _mv(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    fits = a.dim() == 2 and b.dim() == 1 and _is_one_kind(a, b) and agree(a.shape[1], b.shape[0])
+    return new(mode, a.shape[:1], a) if fits else None
+
+
+@rule(aten.dot.default)
+def _dot(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    fits = a.dim() == b.dim() == 1 and _is_one_kind(a, b) and agree(a.shape[0], b.shape[0])
+    return new(mode, [], a) if fits else None
+
+
 @rule(aten.convolution.default)
 def _convolution(mode: Any, x: torch.Tensor, weight: torch.Tensor, bias: Any, *windows: Any) -> Any:
     stride, padding, dilation, transposed, _output_padding, groups = windows
@@ -180,7 +196,7 @@ def _convolution_backward(
     if (
         transposed
         or x.dim() not in (3, 4)
-        or not _are_rows(weight)
+        or not are_rows(weight)
         or not _are_of_one_kind(gradient, x, weight)
     ):
         return None
@@ -235,14 +251,14 @@ def _layer_norm_backward(
 def _batch_norm(
     mode: Any, x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *rest: Any
 ) -> Any:
-    if mean is None or var is None or not _are_rows(mean, var):
+    if mean is None or var is None or not are_rows(mean, var):
         return None
     return _batch_norm_alone(mode, x, weight, bias, training) if _is_one_kind(mean, x) else None
 
 
 @rule(aten._native_batch_norm_legit.no_stats)
 def _batch_norm_alone(mode: Any, x: torch.Tensor, weight: Any, bias: Any, training: bool, *rest: Any) -> Any:
-    if not training or x.dim() < 2 or not _are_rows(weight, bias) or not _are_of_one_kind(x, weight, bias):
+    if not training or x.dim() < 2 or not are_rows(weight, bias) or not _are_of_one_kind(x, weight, bias):
         return None
     strides = _suggested(mode, x)
     if strides is None:
@@ -265,7 +281,7 @@ def _batch_norm_backward(
     *rest: Any,
 ) -> Any:
     *statistics, _training, _eps, wanted = rest
-    if x.dim() < 2 or not _are_of_one_kind(gradient, x) or not _are_rows(weight, *statistics):
+    if x.dim() < 2 or not _are_of_one_kind(gradient, x) or not are_rows(weight, *statistics):
         return None
     strides = _suggested(mode, x)
     if strides is None:
@@ -352,7 +368,7 @@ def _heads_last(mode: Any, x: torch.Tensor) -> torch.Tensor:
     return new(mode, x.shape, x, [strides[0], strides[2], strides[1], strides[3]])
 
 
-# -- softmax and losses ------------------------------------------------------------------------------------------------
+# -- softmax -----------------------------------------------------------------------------------------------------------
 
 
 @rule(aten._softmax.default, aten._log_softmax.default)
@@ -363,42 +379,6 @@ def _softmax(mode: Any, x: torch.Tensor, dim: int, half_to_float: bool) -> Any:
 @rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
 def _softmax_backward(mode: Any, gradient: torch.Tensor, out: torch.Tensor, dim: int, dtype: Any) -> Any:
     return new(mode, out.shape, out) if _are_of_one_kind(gradient, out) and dtype == out.dtype else None
-
-
-@rule(aten.nll_loss_forward.default)
-def _nll_loss(
-    mode: Any, x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, *rest: Any
-) -> Any:
-    if (
-        x.dim() != 2
-        or target.dim() != 1
-        or not _are_rows(x, weight)
-        or not agree(x.shape[0], target.shape[0])
-    ):
-        return None
-    return new(mode, [] if reduction else target.shape, x), new(mode, [], x)
-
-
-@rule(aten.nll_loss_backward.default)
-def _nll_loss_backward(
-    mode: Any, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: Any, *rest: Any
-) -> Any:
-    return new(mode, x.shape, x) if x.dim() == 2 and _are_rows(gradient, x, weight) else None
-
-
-# The loss of one sample is a number; torch's rules make a row of it where nothing reduces.
-
-
-@rule(aten.multi_margin_loss.default)
-def _margin_loss(mode: Any, x: torch.Tensor, target: torch.Tensor, *rest: Any) -> Any:
-    return new(mode, [], x) if x.dim() == 1 and target.dim() == 0 else None
-
-
-@rule(aten.multilabel_margin_loss_forward.default)
-def _multilabel_loss(mode: Any, x: torch.Tensor, target: torch.Tensor, reduction: int) -> Any:
-    if x.dim() != 1 or target.dim() != 1 or not agree(x.shape[0], target.shape[0]):
-        return None
-    return new(mode, [], x), new(mode, target.shape, x)
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------------

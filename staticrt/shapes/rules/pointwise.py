@@ -44,10 +44,10 @@ def pointwise_rule(op: Any) -> Rule | None:
         return None
     if any(arg.is_out for arg in schema.arguments):
         return None
-    return functools.partial(_pointwise, _NAMES[name], op)
+    return functools.partial(pointwise, _NAMES[name], op)
 
 
-def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+def pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
     """The result of an operator that computes each element from the operands' elements at the same index."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     found = _dtype_of(op, tensors, args, kwargs)
@@ -69,8 +69,8 @@ def _pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> An
     return None if layout is None else new(mode, layout[0], tensors[0], layout[1], dtype=found)
 
 
-rule(aten.max.other)(functools.partial(_pointwise, True, aten.maximum.default))
-rule(aten.min.other)(functools.partial(_pointwise, True, aten.minimum.default))
+rule(aten.max.other)(functools.partial(pointwise, True, aten.maximum.default))
+rule(aten.min.other)(functools.partial(pointwise, True, aten.minimum.default))
 
 
 def _dtype_of(
@@ -263,9 +263,3 @@ def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool
         return None
     strides = own_strides(mode, x)
     return None if strides is None else new(mode, x.shape, x, strides)
-
-
-@rule(aten.mse_loss.default, aten.l1_loss.default)
-def _distance(mode: Any, x: torch.Tensor, y: torch.Tensor, reduction: int = 1) -> Any:
-    found = _pointwise(True, aten.sub.Tensor, mode, x, y) if x.dtype.is_floating_point else None
-    return new(mode, [], found) if found is not None and reduction else found

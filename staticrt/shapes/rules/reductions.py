@@ -65,7 +65,7 @@ def _truth(mode: Any, x: torch.Tensor, dims: Sequence[int], keepdim: bool = Fals
     )
 
 
-@rule(aten.linalg_vector_norm.default)
+@rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim)
 def _norm(
     mode: Any, x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:

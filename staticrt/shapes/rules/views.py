@@ -69,6 +69,20 @@ def select(mode: Any, x: torch.Tensor, dim: int, index: Any) -> Any:
     return view_of(mode, x, sizes, strides, first * stride if index else 0)
 
 
+@rule(aten.diagonal.default)
+def _diagonal(mode: Any, x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    rank = x.dim()
+    if not is_plain(x) or offset or not all(-rank <= d < rank for d in (dim1, dim2)):
+        return None
+    first, second = dim1 % rank, dim2 % rank
+    if first == second or not same(x.shape[first], x.shape[second]):
+        return None
+    others = [d for d in range(rank) if d not in (first, second)]
+    strides = x.stride()
+    sizes = [x.shape[d] for d in (*others, first)]
+    return view_of(mode, x, sizes, [*(strides[d] for d in others), strides[first] + strides[second]])
+
+
 def _surely_has(size: Any, index: int) -> bool:
     """Whether this call's size has the index; another call's is checked as it runs."""
     hint = size.node.hint

@@ -172,20 +172,22 @@ def _replace_kernels(operator: Any, replaced: Callable[[Any], Any]) -> None:
 
 
 def _resize(packet: Any, operator: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    from torch._decomp.decompositions import upsample_compute_output_size
-
     @functools.wraps(kernel)
     def resize(x: torch.Tensor, size: Any, *args: Any, **kwargs: Any) -> Any:
         if not _thread.eager:
             return kernel(x, size, *args, **kwargs)
         if operator is packet.vec:  # (input, output_size, [align_corners], scale_factors)
             *how, factors = args
-            sizes = upsample_compute_output_size(x.size(), size, factors)  # type: ignore[no-untyped-call]
+            sizes = size or list(map(_scaled, x.shape[2:], factors))
             return packet.default(x, sizes, *how, *(factors or [None] * len(sizes)))
         with torch._C._DisablePythonDispatcher():
             return operator(x, size, *args, **kwargs)
 
     return resize
+
+
+def _scaled(size: Any, factor: float) -> Any:
+    return size * int(factor) if factor == int(factor) else torch.sym_int(size * factor)  # type: ignore[no-untyped-call]
 
 
 def _matmul(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -274,6 +274,7 @@ def test_distributed_modules_that_are_called_in_a_function_are_left_to_graph_spl
         ("cases.Lstm()", (4, 24)),
         ("nn.LSTM(4, 8, batch_first=True)", (2, 3, 4)),
         ("lambda x: nn.functional.l1_loss(x, x.sin().sum(0, keepdim=True))", (5, 3)),
+        ("cases.every_loss", (5, 3)),
         ("lambda x: torch.broadcast_tensors(x, x[:1].sin())[1]", (5, 3)),
         ("lambda x: x.clone().masked_fill_(x > 1, 0.5).index_put_([x < 0], torch.tensor(0.0))", (5, 3)),
     ],
