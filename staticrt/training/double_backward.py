@@ -182,11 +182,6 @@ class Replay:
                 f"staticrt cannot differentiate {self._name} twice: {self.refuses}; run this part eagerly, under "
                 "torch.compiler.disable"
             )
-        if self.functions is not None and self.functions.nonlinear and torch.is_grad_enabled():
-            raise RuntimeError(
-                f"staticrt cannot differentiate {self._name} twice: {self.functions.nonlinear}; run this part eagerly, "
-                "under torch.compiler.disable"
-            )
         call: RegionCall | None = ctx._staticrt_call
         if call is None or not self._runs_again(ctx):
             raise RuntimeError(
@@ -228,6 +223,8 @@ class Replay:
             if roots
             else [None] * len(needed)
         )
+        if self.functions is not None and create_graph:
+            self.functions.watch(roots, sources)
         return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
 
     @staticmethod

@@ -29,6 +29,8 @@ from staticrt.frontend.tracing.tracer import AUTOGRAD_NODE, NO_GRAD
 from staticrt.training.decomposed import recurrent
 
 _HOME = "torch._library.autograd"
+# In the metadata of a region's node: the last backward that reached its call, and which run of the call that was.
+_REACHED = "staticrt reached"
 # Linear in their first argument, if they read no other one that depends on a gradient; and in one of two factors.
 _LINEAR = frozenset({
     "view", "_unsafe_view", "reshape", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "slice", "select",
@@ -78,7 +80,8 @@ class Functions:
         self._given: list[torch.Tensor] = []  # the gradients that they return
         own = (node for node in nodes if node._forward_cls.__module__ != _HOME)
         self._numbers = {node._sequence_nr(): type(node).__name__ for node in own}
-        self.nonlinear = ""  # why a backward that is differentiated itself may differ from eager's
+        self.nonlinear = ""  # why the sum of two backwards of a call may differ from the backward of a sum
+        self._is_watched = False  # a nonlinear backward of a call was differentiated
         self._everything = (1 << len(results)) - 1
         self._masks = _reached_by(nodes, results) if len(results) > 1 else []
         self._contexts = [(node, [*_flat(vars(node).values())]) for node in nodes]
@@ -149,7 +152,8 @@ class Functions:
     def _check_linear(self, tracer: Any, incoming: Iterable[torch.Tensor]) -> None:
         """Note whether what was recorded is linear in the incoming gradients.
 
-        A second derivative runs the model again, and so a part of a backward twice, for parts of what arrives in eager.
+        A second derivative runs the model again. Where a later backward reaches both the call and that run, a Function
+        gets in two parts what eager adds up first.
         """
         depends = {storage_of(value) for value in incoming}
         with _disable_current_modes():
@@ -181,10 +185,49 @@ class Functions:
         A Function that only undefined gradients reach does not run in eager; one that gets some makes zeros of them, or not.
         """
         given = sum(1 << number for number, absent in enumerate(undefined) if not absent)
+        if self._is_watched:
+            self._reach(torch._C._current_autograd_node().metadata, None)  # type: ignore[attr-defined]
         is_reached = given == self._everything or (
             not self._loses and all(mask & given for mask in self._masks)
         )
         return not (is_reached and self._reads.unchanged())
+
+    def watch(self, roots: Iterable[torch.Tensor], sources: Iterable[Any]) -> None:
+        """A call, whose node runs, was run again for a second derivative: refuse backwards that reach both, if they differ.
+
+        Args:
+            roots: results of that run.
+            sources: its inputs.
+        """
+        if not self.nonlinear:
+            return
+        self._is_watched = True
+        kept = torch._C._current_autograd_node().metadata  # type: ignore[attr-defined]
+        run = object()
+        seen = {value.grad_fn for value in sources if isinstance(value, torch.Tensor)} | {None}
+        stack = [root.grad_fn for root in roots]
+        while stack:
+            node: Any = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                stack += [following for following, _number in node.next_functions]
+                if isinstance(node, torch.autograd.function.BackwardCFunction):
+                    node.register_prehook(lambda _incoming: self._reach(kept, run))
+
+    def _reach(self, kept: Any, run: object) -> None:
+        """Note that a backward reaches a run of a call; None: the call itself.
+
+        Raises:
+            RuntimeError: it has reached another run of the same call.
+        """
+        now = torch._C._current_graph_task_id()
+        task, other = kept.get(_REACHED, (None, None))
+        if task == now and other is not run:
+            raise RuntimeError(
+                f"staticrt cannot differentiate a model twice where one backward reaches both its results and its "
+                f"gradients: {self.nonlinear}; run this part eagerly, under torch.compiler.disable"
+            )
+        kept[_REACHED] = now, run
 
     def model(self, traced: TracedGraph, results: Sequence[int]) -> Callable[..., list[Any]]:
         """The model itself on inputs of the graph, of which those of the model are its own tensors.

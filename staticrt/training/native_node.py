@@ -144,7 +144,8 @@ def make_native_node(
         "keeps_inputs": options.double_backward,
         "unread_inputs": [i in replay.unread for i in range(num_inputs)],
         "draws_random": replay.random,
-        "may_differ": replay.functions is not None and replay.functions.may_differ,
+        "may_differ": replay.functions is not None
+        and bool(replay.functions.may_differ or replay.functions.nonlinear),
         "max_plans": options.max_plans,
         "detached_inputs": region.detached_inputs,
     }

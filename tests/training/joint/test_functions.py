@@ -454,8 +454,6 @@ RECORDED = {
     "twice": lambda h: Gelu.apply(Gelu.apply(h) + Swish.apply(h)),
     "no tensors": lambda h: h * Plain.apply(3),
 }
-# Their backwards are not linear in the gradient that arrives, or not known to be.
-NONLINEAR = {"ignoring", "zeros", "normed", "nested"}
 LEFT = {
     "keeping": (Keeping.apply, "keeps tensors"),
     "reading": (Reading.apply, "reads SETTINGS"),
@@ -619,8 +617,9 @@ def test_results_without_a_gradient(name: str, wanted: tuple[int, ...]) -> None:
     assert joint_calls(compiled) == 3, notes(compiled)
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("name", [*RECORDED])
-def test_second_derivatives_are_those_of_the_function(name: str) -> None:
+def test_second_derivatives_are_those_of_the_function(name: str, together: bool) -> None:
     torch.manual_seed(0)
     model = Model(RECORDED[name])
     compiled = staticrt.compile(model, joint_trace=True)
@@ -629,18 +628,60 @@ def test_second_derivatives_are_those_of_the_function(name: str) -> None:
         x = torch.linspace(-1, 1, 24).view(4, 6).requires_grad_()
         model.zero_grad()
         try:
-            (slope,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True, allow_unused=True)
+            loss = run(x).square().sum()
+            (slope,) = torch.autograd.grad(loss, x, create_graph=True, allow_unused=True)
             if slope is not None:
-                (slope.square().sum()).backward()
+                (slope.square().sum() + (loss if together else 0)).backward()
             found.append((slope, [p.grad for p in model.parameters()]))
         except RuntimeError as error:
             found.append(str(error))
-    if name in NONLINEAR:
+    if (
+        name == "normed"
+    ):  # not linear in the gradient of its result, which also the derivative of the square reaches
         assert "cannot differentiate" in found[0]
     elif isinstance(found[1], str):
         assert found[0] == found[1]
     else:
         torch.testing.assert_close(*found)
+
+
+class Limited(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.3, 0.3)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda run, y, slope, z: run(z).mean() - run(-z).mean() + slope.square().sum(),
+        lambda run, y, slope, z: [y.sum(), slope.square().sum(), y.sum(), slope.sum()],
+        lambda run, y, slope, z: (
+            torch.autograd.grad(slope.square().sum(), z, create_graph=True)[0].square().sum()
+        ),
+    ],
+    ids=["other calls", "one after another", "third"],
+)
+def test_second_derivatives_of_functions_that_are_not_linear(loss: Any) -> None:
+    torch.manual_seed(0)
+    model = Model(lambda h: Limited.apply(h).tanh().square())
+    compiled = staticrt.compile(model, joint_trace=True)
+    found = []
+    for run in (compiled, model):
+        model.zero_grad()
+        x = torch.linspace(-1, 1, 24).view(4, 6).requires_grad_()
+        y = run(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        parts = loss(run, y, slope, x)
+        for part in parts if isinstance(parts, list) else [parts]:
+            part.backward(retain_graph=True)
+        found.append((slope, x.grad, [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(*found)
+    assert joint_calls(compiled), notes(compiled)
 
 
 def test_a_second_derivative_leaves_running_statistics_alone() -> None:
