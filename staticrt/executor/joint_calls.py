@@ -297,7 +297,7 @@ class JointCalls:
                 not trace.traced.guards.holds(call.leaves) for trace in state.traces
             )
         request = self._maker.request(call, state.traces)
-        backward = Backward(request)
+        backward = Backward(request, self._refused_option())
         request = dataclasses.replace(
             request,
             sizing=Sizing.first(dynamic, shape_env=False),
@@ -310,7 +310,8 @@ class JointCalls:
         gradients = _C.HeldGradients(self._maker.parameters())
         following: TraceRequest | None = request
         try:
-            self._refuse_options(state)
+            if self._is_full() and self.states.to_give_up(state, self.traces) is None:
+                raise CannotTrace(f"more than max_traces={self._options.max_traces} traces")
             refuse_distributed(request.snapshot)
             while following is not None:
                 try:
@@ -382,17 +383,17 @@ class JointCalls:
     def _is_full(self) -> bool:
         return bool(self._made >= self._options.max_traces)
 
-    def _refuse_options(self, state: CallState) -> None:
+    def _refused_option(self) -> str:
+        """Why the options want no joint trace; empty: they do."""
         options = self._options
-        if self._is_full() and self.states.to_give_up(state, self.traces) is None:
-            raise CannotTrace(f"more than max_traces={options.max_traces} traces")
         for name in ("graphs", "accelerators"):
             if getattr(options, name) not in (False, None):
-                raise CannotTrace(f"the option {name}")
+                return f"the option {name}"
         if options.executor == "reference" or options.backward_node == "aot":
-            raise CannotTrace("an option asks for another executor or autograd node")
+            return "an option asks for another executor or autograd node"
         if torch_private.budget_value(options.activation_memory_budget) < 1:
-            raise CannotTrace("an activation budget below 1")
+            return "an activation budget below 1"
+        return ""
 
 
 def _key(call: Call) -> tuple[Any, ...]:
