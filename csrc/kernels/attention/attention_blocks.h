@@ -62,7 +62,8 @@ struct Attention {
   }  // packing K would cost more than it saves
   bool is_running() const { return block_keys < keys; }
 
-  // Few queries take as long as K and V are read, at half the rate where other layers have evicted them.
+  // Of one key. Reading K and V decides the time of few queries; the rate is half where other layers have
+  // evicted them.
   double read_ns() const {
     return static_cast<double>(2 * (depth + value_depth)) * sizeof(float) / tuning::kReadBytesPerNs;
   }
@@ -115,8 +116,8 @@ struct Attention {
     float* result = nullptr;  // of a part of the keys, [rows, value_depth]; null: the output
   };
 
-  // Scales scores of query row i and keys [first, first + n), and adds the mask to them; those up to `whole`
-  // are not read later.
+  // Scales scores of query row i and keys [first, first + n), and adds the mask to them. The scores from n to
+  // `whole` may hold anything; they are scaled as well.
   void scale_and_mask(char* const* bases, float* scores, int64_t b, int64_t h, int64_t i, int64_t first,
                       int64_t n, int64_t whole) const {
     constexpr float kOut = -std::numeric_limits<float>::infinity();
@@ -319,15 +320,15 @@ struct Attention {
     }
   }
 
-  // Scores of one row, scaled and masked, and their largest; `seen` of them are read later. Those in use end
-  // at a whole vector.
+  // Scores of one row, scaled and masked, and their largest; `seen` of them are read later. `in_use` is
+  // rounded up to whole vectors.
   float scale_row(char* const* bases, float* row, int64_t b, int64_t h, int64_t i, int64_t key, int64_t seen,
                   int64_t* in_use) const {
     constexpr float kNone = -std::numeric_limits<float>::infinity();
     const int64_t keys_in_use = causal ? std::clamp<int64_t>(i + 1 - key, 0, seen) : seen;
     *in_use = whole_vectors(keys_in_use);
     scale_and_mask(bases, row, b, h, i, key, keys_in_use, *in_use);
-    if (keys_in_use < *in_use) {  // of the last vector, as many as the distance to the zeros tells
+    if (keys_in_use < *in_use) {  // the last vector keeps its first scores
       static constexpr uint8_t kKept[2 * kVector] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
       row_kernels().fill_where_not(row + *in_use - kVector, kKept + *in_use - keys_in_use, kVector, kNone);
     }

@@ -88,7 +88,7 @@ Grid product_grid(const MatmulShape& s, Route route) {
   int64_t unit = tuning::kProductRowUnit;
   if (route == Route::kPackEach || route == Route::kDots) unit = s.m;
   if (route == Route::kTurned) unit = gemm_kernels().nr;  // rows of a panel
-  // Few rows take as long as B is read, at half the rate where other layers have evicted it.
+  // Reading B decides the time of few rows; the rate is half where other layers have evicted it.
   const double read_ns =
       static_cast<double>(2 * s.k) * sizeof(float) / tuning::kReadBytesPerNs / static_cast<double>(s.m);
   return {.rows = matrices(s) * s.m,

@@ -49,9 +49,9 @@ class MeasuringMemory {
 // outputs from the second-level cache, and kernels that find them there are not the fastest ones elsewhere.
 class EvictedFloats {
  public:
-  // floats: of each buffer that a run takes. All take turns in the same memory, as far apart as it allows:
-  // the pages of one memory for each would take longer than most measurements. is_evicted: off for what each
-  // run takes again, such as an input that the operator before has just written.
+  // floats: sizes of the buffers that a run takes. They lie in one memory, as far apart as it allows, because
+  // clearing the pages of a memory for each would take longer than most measurements. is_evicted: off for
+  // what each run takes again, such as an input that the operator before has just written.
   explicit EvictedFloats(std::initializer_list<int64_t> floats, bool is_evicted = true)
       : step_(lines(std::max(floats))), count_(is_evicted ? tuning::kEvictingFloats / step_ : 0) {
     // Where one buffer alone evicts the others, each has a place of its own.
