@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 import gc
 import types
 import typing
@@ -272,3 +273,45 @@ def test_an_object_is_told_from_another_of_its_class(ask, backend):
     with torch.no_grad():
         for mode in (FIRST, SECOND, THIRD, FIRST, SECOND):
             assert compiled(torch.ones(2), mode)[1] == ask(mode)
+
+
+ONE = [None]
+MAKE = {
+    "object": Mode,
+    "list": lambda: [1],
+    "dict": lambda: {"a": 1},
+    "set": lambda: {1},
+    "function": lambda: lambda: 1,
+    "partial": lambda: functools.partial(len),
+    "sentinel": object,
+    "range": lambda: range(3),
+}
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.parametrize("same_first", [False, True])
+def test_two_arguments_that_are_one_object_are_told_from_two(make, same_first):
+    def model(x, first, second):
+        return x * 2, first is second, first is not ONE[0]
+
+    first, second = make(), make()
+    ONE[0] = make()
+    calls = [(first, second), (first, first), (ONE[0], second), (first, ONE[0]), (ONE[0], ONE[0])]
+    compiled = torch.compile(model, backend="staticrt")
+    for call in reversed(calls) if same_first else calls:
+        assert compiled(torch.ones(2), *call)[1:] == (call[0] is call[1], call[0] is not ONE[0])
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda mode: mode is FIRST, lambda mode: mode == ONE, lambda mode: mode in LIST]
+)
+def test_other_objects_in_each_call_compile_nothing_again(ask):
+    def model(x, mode):
+        return x * 2, ask(mode)
+
+    compiled = torch.compile(model, backend="staticrt", fullgraph=True)
+    modes = [Mode() for _call in range(3)]
+    assert not compiled(torch.ones(2), modes[0])[1]
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert not any(compiled(torch.ones(2), mode)[1] for mode in modes)
+    assert compiled(torch.ones(2), FIRST)[1] == ask(FIRST)

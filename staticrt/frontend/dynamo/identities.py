@@ -12,7 +12,12 @@ from staticrt.frontend.dynamo.ours import is_for_us
 @functools.cache
 def guard() -> None:
     """Patch Dynamo, once per process: graphs for us depend on the identities of objects that code compares, hashes or shows."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import (  # type: ignore[attr-defined]
+        ConstantVariable,
+        SymNodeVariable,
+        UserDefinedClassVariable,
         UserDefinedObjectVariable,
         builder,
         builtin,
@@ -22,14 +27,23 @@ def guard() -> None:
     if not hasattr(object_protocol, "vt_identity_compare"):  # torch 2.11
         return
     compare = object_protocol.vt_identity_compare
+    guarded_elsewhere = (ConstantVariable, SymNodeVariable, UserDefinedClassVariable)
 
     @functools.wraps(compare)
     def compared(left: Any, right: Any) -> Any:
+        found = compare(left, right)
+        graph = InstructionTranslator.current_tx().output
         operands = [each.realize() if hasattr(each, "realize") else each for each in (left, right)]
-        if all(isinstance(each, UserDefinedObjectVariable) for each in operands):
-            for each in operands:
-                _guard(each.source)
-        return compare(left, right)
+        sources = [each.source for each in operands]
+        # What two sources hold in the first call has one variable, and a guard.
+        if operands[0] is operands[1] or None in sources or not is_for_us(graph):
+            return found
+        if any(isinstance(each, guarded_elsewhere) for each in operands):
+            return found
+        first, second = map(graph.resolve_source_value, sources)
+        kind = GuardBuilder.DUPLICATE_INPUT if first is second else _differ
+        _guard(sources[0], functools.partial(kind, source_b=sources[1]))
+        return found and ConstantVariable.create(first is second)
 
     tables: Any = builder
     upstream = tables.make_dupe_guard
@@ -38,8 +52,7 @@ def guard() -> None:
     def one_by_two_sources(source: Any, other: Any) -> Any:
         found = upstream(source, other)
         if found is None and source and other and source.name != other.name:  # a global and an argument
-            _guard(source)
-            _guard(other)
+            _guard(source, functools.partial(GuardBuilder.DUPLICATE_INPUT, source_b=other))
         return found
 
     tables.make_dupe_guard = one_by_two_sources
@@ -52,18 +65,26 @@ def guard() -> None:
 
 
 def _of_identity(upstream: Any, name: str) -> Any:
+    from torch._dynamo.guards import GuardBuilder
+
     @functools.wraps(upstream)
     def guarded(self: Any, tx: Any) -> Any:
         if getattr(type(self.value), name) is getattr(object, name):
-            _guard(self.source)
+            _guard(self.source, GuardBuilder.ID_MATCH)
         return upstream(self, tx)
 
     return guarded
 
 
-def _guard(source: Any) -> None:
-    from torch._dynamo.guards import GuardBuilder, install_guard
+def _differ(guards: Any, guard: Any, source_b: Any) -> None:
+    """Guard that two sources hold different objects, whichever they are: other objects in each call compile nothing again."""
+    part = f"{guards.arg_ref(guard)} is not {guards.arg_ref(source_b.name)}"
+    guards.add_python_lambda_leaf_guard_to_root([part], [part])
+
+
+def _guard(source: Any, kind: Any) -> None:
+    from torch._dynamo.guards import install_guard
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     if source is not None and is_for_us(InstructionTranslator.current_tx().output):
-        install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        install_guard(source.make_guard(kind))
