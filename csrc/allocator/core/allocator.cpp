@@ -51,6 +51,7 @@ Core::~Core() {
   (void)driver.device_sync().ok();
   for (Slot slot = 0; slot < streams.count(); ++slot)
     if (streams.is_peers(slot)) (void)wait_for(streams.driver_of(slot), streams.stream_of(slot)).ok();
+  unmap_leftovers();
   for (const Segment& segment : segments.all()) {
     if (segment.kind == SegmentKind::provided) {
       pools[segment.pool].options.provider->free(segment.provided_base, segment.provided_size,

@@ -27,6 +27,8 @@ class Budget {
     } while (!reserved_.compare_exchange_weak(now, now + bytes, std::memory_order_relaxed));
     return true;
   }
+  // Counts bytes that are mapped already, beyond the limit too.
+  void add(Bytes bytes) { reserved_.fetch_add(bytes, std::memory_order_relaxed); }
   void give_back(Bytes bytes) { reserved_.fetch_sub(bytes, std::memory_order_relaxed); }
 
   Bytes reserved() const { return reserved_.load(std::memory_order_relaxed); }

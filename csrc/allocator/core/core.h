@@ -204,6 +204,11 @@ class Core {
   // Creates and maps pages over [begin, end); on failure none is left.
   Status map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped);
   Status unmap_pages(const std::map<Addr, Page>& mapped);
+  // Unmaps pages of a failed growth, whose budget the caller gives back. Those that the driver refuses to
+  // unmap are leftovers, with a budget of their own: each later growth, flush or trim tries them again first,
+  // so that their addresses and memory do not stay lost.
+  void take_back(const std::map<Addr, Page>& mapped);
+  void unmap_leftovers();
   // A run of free and unmapped blocks of one expandable segment that can serve a request, all Held.
   struct Room {
     SegmentId segment = 0;
@@ -232,6 +237,7 @@ class Core {
   bool plan_move(const Want& want, Move* move);                         // core mutex held
   // Growth mutex held, core mutex not. True: a free block for `want` is there.
   bool move_pages(const Want& want);
+  void mark_stale(Block& block);  // core mutex held
   void settle_stale();
 
   // --- reclaim.cpp (growth mutex held, core mutex not). Bytes given back to the driver.
@@ -353,6 +359,7 @@ class Core {
   Ledger ledger;
   Counters counters;
   Bytes stale_bytes = 0;                              // of Stale blocks; changes under both mutexes
+  std::map<Addr, Page> leftovers;                     // under the growth mutex: take_back
   Bytes arena_bytes = 0;                              // mapped by plan arenas, part of the budget
   std::set<const std::map<Addr, Page>*> arena_pages;  // theirs
   std::vector<int> peers;                             // devices for which this one's memory is mapped,

@@ -135,6 +135,7 @@ Status Core::grow_provided(const Want& want, Pool& pool, Block** grown) {
 }
 
 Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped) {
+  unmap_leftovers();
   std::map<Addr, Page> fresh;
   Status status;
   for (Addr at = begin; at < end && status.ok(); at += page_size) {
@@ -150,7 +151,7 @@ Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Pag
   }
   if (status.ok()) status = grant(begin, end - begin);
   if (!status.ok()) {
-    (void)unmap_pages(fresh).ok();  // E3: all or nothing
+    take_back(fresh);  // E3: all or nothing
     return status;
   }
   mapped->merge(fresh);
@@ -167,6 +168,23 @@ Status Core::unmap_pages(const std::map<Addr, Page>& mapped) {
     for (; first != last; ++first) (void)driver.physical_release(first->second.physical).ok();
   }
   return Status::Ok();
+}
+
+void Core::take_back(const std::map<Addr, Page>& mapped) {
+  for (const auto& [at, page] : mapped) budget.add(page.size);
+  leftovers.insert(mapped.begin(), mapped.end());
+  unmap_leftovers();
+}
+
+void Core::unmap_leftovers() {
+  // Page by page: neighbours may belong to two reservations.
+  std::erase_if(leftovers, [&](const auto& each) {
+    const Page& page = each.second;
+    if (!driver.unmap(each.first, page.size).ok()) return false;
+    (void)driver.physical_release(page.physical).ok();
+    budget.give_back(page.size);
+    return true;
+  });
 }
 
 Block& Core::put_unmapped(Block& block) {
@@ -284,7 +302,7 @@ Status Core::grow_expandable(const Want& want, Bytes chunk, Block** grown) {
       if (!status.ok()) break;
     }
     if (!status.ok()) {
-      (void)unmap_pages(mapped).ok();
+      take_back(mapped);
       budget.give_back(room.to_map);
     }
   }

@@ -87,6 +87,12 @@ bool Core::plan_move(const Want& want, Move* move) {
   return true;
 }
 
+void Core::mark_stale(Block& block) {
+  set_state(block, BlockState::unmapped);
+  block.flags |= kStale;
+  stale_bytes += block.size;
+}
+
 bool Core::move_pages(const Want& want) {
   Move move;
   {
@@ -102,18 +108,23 @@ bool Core::move_pages(const Want& want) {
     at += page.size;
   }
   if (status.ok()) status = grant(base, move.bytes);
+  bool stays_mapped = false;
   if (!status.ok() && at != base) {
     // Work on the old addresses may touch these pages now; an unmap requires that none does.
-    (void)driver.stream_sync(want.stream).ok();
-    (void)driver.unmap(base, at - base).ok();
+    stays_mapped = !driver.stream_sync(want.stream).ok() || !driver.unmap(base, at - base).ok();
   }
   const Lock lock(*this);
   Block& target = blocks[move.target];
   Segment& segment = segments[target.segment];
   const uint32_t name = pools[want.pool].trace_name;
   if (!status.ok() || !pages.insert(base, base + move.bytes, segment.id, want.size_class)) {
-    put_unmapped(target);
     for (const BlockId id : move.donors) put_free(blocks[id]);
+    if (!stays_mapped) {
+      put_unmapped(target);
+      return false;
+    }
+    if (at - base < target.size) put_unmapped(split(target, at - base));
+    mark_stale(target);
     return false;
   }
   for (const BlockId id : move.donors) {
@@ -123,9 +134,7 @@ bool Core::move_pages(const Want& want) {
     from.pages.erase(from.pages.lower_bound(block.address), from.pages.lower_bound(block.end()));
     from.mapped -= block.size;
     trace.add(Action::segment_unmap, block.address, block.size, want.stream, name);
-    set_state(block, BlockState::unmapped);
-    block.flags |= kStale;
-    stale_bytes += block.size;
+    mark_stale(block);
   }
   at = base;
   for (const auto& [from, page] : move.pages) {
@@ -142,6 +151,7 @@ bool Core::move_pages(const Want& want) {
 // Removes old mappings, once the work that was enqueued before has ended (growth mutex held). The pages may
 // have been given to other streams since: wait for all of them, so that no work uses the pages at the unmap.
 void Core::settle_stale() {
+  unmap_leftovers();
   if (stale_bytes == 0) return;
   const RelaxedCapture relaxed(driver);
   std::vector<BlockId> stale;

@@ -181,6 +181,10 @@ Bytes Core::release_any(BlockId id, Bytes goal) {
 
 void Core::drop_empty_segments() {
   std::vector<SegmentId> empty;
+  const auto left_over = [&](const Segment& segment) {
+    const auto page = leftovers.lower_bound(segment.base);
+    return page != leftovers.end() && page->first < segment.end();
+  };
   {
     const Lock lock(*this);
     for (const Segment& segment : segments.all()) {
@@ -188,7 +192,7 @@ void Core::drop_empty_segments() {
       const bool free_pool = pool.index == 0 || pool.state == PoolState::draining;
       const Block& first = blocks[segment.first];
       if (segment.expandable() && free_pool && first.state == BlockState::unmapped && first.next == 0 &&
-          !(first.flags & kStale))
+          !(first.flags & kStale) && !left_over(segment))
         empty.push_back(segment.id);
     }
   }

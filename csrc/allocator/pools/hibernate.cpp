@@ -115,7 +115,7 @@ Status Pools::wake(PoolId id) {
         if (!status.ok()) break;
       }
       if (status.ok()) break;
-      for (const auto& [s, pages] : mapped) (void)core_.unmap_pages(pages).ok();
+      for (const auto& [s, pages] : mapped) core_.take_back(pages);
       mapped.clear();
       core_.budget.give_back(needed);
     }

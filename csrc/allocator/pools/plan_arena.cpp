@@ -25,7 +25,7 @@ void PlanArena::release() {
   const Core::Growth growth(core_);
   const Bytes before = mapped_;
   if (core_.info.virtual_memory) {
-    (void)core_.unmap_pages(pages_).ok();
+    core_.take_back(pages_);
     pages_.clear();
     (void)core_.driver.va_release(base_, max_).ok();
   } else if (mapped_ != 0) {

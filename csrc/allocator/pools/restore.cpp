@@ -342,7 +342,7 @@ Status Pools::restore_image(const PoolImage& image, RestoreResult* result) {
           status = core_.map_pages(low, high, page, &mapped[s]);
       }
     if (!status.ok()) {
-      for (const auto& [s, pages] : mapped) (void)core_.unmap_pages(pages).ok();
+      for (const auto& [s, pages] : mapped) core_.take_back(pages);
       core_.budget.give_back(needed);
       return status;
     }

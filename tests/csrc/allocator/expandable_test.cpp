@@ -64,6 +64,28 @@ TEST(E3_failed_access_leaves_no_page) {
   EXPECT_EQ(device.sim().handle_count(), 0u);
 }
 
+TEST(E3_pages_that_the_driver_keeps_mapped_go_before_the_next_growth) {
+  for (const char* mode : {kCompatExpandable, "thread_cache:False"}) {
+    Device device(400 * MiB, mode);
+    const auto fails = [&] {
+      device.sim().fail(SimCall::set_access, 1, Status::Error("planned", 5), 100);
+      device.sim().fail(SimCall::unmap, 1, Status::Error("planned", 6), 100);
+      Addr address = kNullAddr;
+      EXPECT_EQ(device.allocator().allocate({.size = 50 * MiB}, &address).code(), Code::error);
+      device.check();  // the budget counts them
+      EXPECT(device.sim().handle_count() != 0);
+      device.sim().clear_faults();
+    };
+    fails();
+    device.free(device.alloc(50 * MiB));
+    device.empty_cache();
+    EXPECT_EQ(device.sim().handle_count(), 0u);
+    fails();
+    device.empty_cache();  // gives them back as well
+    EXPECT_EQ(device.sim().handle_count(), 0u);
+  }
+}
+
 TEST(E4_only_whole_pages_inside_a_free_block_are_unmapped) {
   Device device(400 * MiB, kCompatExpandable);
   const Addr a = device.alloc(10 * MiB);

@@ -245,6 +245,18 @@ TEST(PlanArena_failed_growth_changes_nothing) {
   device.expect_ok(arena.resize(80 * MiB));
 }
 
+TEST(PlanArena_grows_after_a_growth_whose_pages_stayed_mapped) {
+  Device device(400 * MiB);
+  PlanArena arena(device.allocator());
+  device.expect_ok(arena.reserve(200 * MiB));
+  device.sim().fail(SimCall::set_access, 1, Status::Error("planned", 5));
+  device.sim().fail(SimCall::unmap, 1, Status::Error("planned", 6), 100);
+  EXPECT(!arena.resize(50 * MiB).ok());
+  device.sim().clear_faults();
+  device.expect_ok(arena.resize(50 * MiB));
+  EXPECT_EQ(device.sim().used_bytes(), arena.mapped());
+}
+
 TEST(PlanArena_without_virtual_memory_has_its_largest_size) {
   SimConfig config;
   config.virtual_memory = false;

@@ -68,6 +68,24 @@ TEST(Move_that_fails_changes_nothing_and_growth_serves) {
   }
 }
 
+TEST(Move_whose_pages_stay_mapped_leaves_its_addresses_until_a_flush) {
+  Device device(400 * MiB);
+  const std::vector<Addr> live = scatter(device);
+  device.sim().fail(SimCall::set_access, 1, Status::Error("planned", 5));
+  device.sim().fail(SimCall::unmap, 1, Status::Error("planned", 6));
+  const Addr a = device.alloc(60 * MiB);  // grows, at other addresses
+  device.check();
+  const Addr b = device.alloc(60 * MiB);
+  device.sim().touch(kDefaultStream, b, 60 * MiB);
+  device.check();
+  device.free(a);
+  device.free(b);
+  for (const Addr each : live) device.free(each);
+  device.empty_cache();
+  EXPECT_EQ(device.reserved(), 0u);
+  EXPECT_EQ(device.sim().handle_count(), 0u);
+}
+
 TEST(Move_leaves_captured_pools_and_open_captures_alone) {
   for (const bool open : {false, true}) {
     Device device(600 * MiB);
