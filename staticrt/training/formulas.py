@@ -42,7 +42,8 @@ _SUMS = frozenset({"add", "sub", "cat", "stack"})
 # Linear in these arguments together; others of them are zeros.
 _PUT = {
     "where": (1, 2),
-    "copy": (1,),
+    "copy": (0, 1),
+    "fill": (0, 1),
     "masked_fill": (0, 2),
     "index_put": (0, 2),
     "scatter": (0, 3),
@@ -52,7 +53,11 @@ _PUT = {
 _OF_SIZES = frozenset(
     {"zeros_like", "ones_like", "empty_like", "full_like", "new_zeros", "new_empty", "new_ones"}
 )
-_ZEROS = frozenset({"zeros_like", "new_zeros", "zeros"})
+# Code writes all of what is empty before it reads it.
+_ZEROS = frozenset({"zeros_like", "new_zeros", "zeros", "empty_like", "new_empty", "empty"})
+_AS_THEIR_SOURCE = frozenset({
+    "lift_fresh_copy", "expand", "_to_copy", "detach", "view", "select", "slice", "transpose", "t", "permute", "unsqueeze",
+})  # fmt: skip
 
 
 class Functions:
@@ -161,6 +166,7 @@ class Functions:
                 each for each in tracer.inputs.lifted.values() if each.literal and each.value.numel() == 1
             )
             zeros = {each.node for each in literals if each.value.item() == 0}
+        written: set[int] = set()  # memory that may hold other numbers than zeros
         for node in tracer.graph.nodes:
             if AUTOGRAD_NODE not in node.meta or _name_of(node) in _OF_SIZES:
                 continue
@@ -168,8 +174,10 @@ class Functions:
             if read:
                 depends |= _storages(node)
                 name = self._numbers.get(node.meta[AUTOGRAD_NODE])
-                if name is not None and not _is_linear(node, read, zeros):
+                if name is not None and not _is_linear(node, read, zeros, written):
                     self.nonlinear = f"it is unknown whether {name} is linear in its gradient ({node.target})"
+            elif isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+                written |= _storages(node)
         if any(storage_of(value) not in depends for value in self._given):
             self.nonlinear = "a custom autograd Function returns what does not depend on its gradient"
         self._given.clear()
@@ -294,10 +302,12 @@ def is_recorded_whole(node: Any) -> bool:
     return node._forward_cls.__module__ == _HOME and formula_of(node._forward_cls) is recurrent.gradients
 
 
-def _is_linear(node: fx.Node, read: set[fx.Node], zeros: set[fx.Node]) -> bool:
+def _is_linear(node: fx.Node, read: set[fx.Node], zeros: set[fx.Node], written: set[int]) -> bool:
     """Whether an operator is linear in the arguments that depend on gradients."""
     name = _name_of(node)
     arguments = [*_flat(node.args)]
+    if node.kwargs.get("rounding_mode") or (name == "constant_pad_nd" and any(node.args[2:])):
+        return False
     if name in _LINEAR or name.endswith("_backward"):
         return read == {node.args[0]} and arguments.count(node.args[0]) == 1
     if name in _PRODUCTS:
@@ -311,7 +321,7 @@ def _is_linear(node: fx.Node, read: set[fx.Node], zeros: set[fx.Node]) -> bool:
         return False
     values = [node.args[place] for place in _PUT[name]]
     others = read.difference(values)
-    return not others and all(value in read or _is_zero(value, zeros) for value in values)
+    return not others and all(value in read or _is_zero(value, zeros, written) for value in values)
 
 
 def _name_of(node: fx.Node) -> str:
@@ -323,12 +333,14 @@ def _name_of(node: fx.Node) -> str:
     )
 
 
-def _is_zero(value: Any, zeros: set[fx.Node]) -> bool:
+def _is_zero(value: Any, zeros: set[fx.Node], written: set[int]) -> bool:
     if not isinstance(value, fx.Node):
         return isinstance(value, (int, float)) and value == 0
     name = _name_of(value)
-    if name in ("lift_fresh_copy", "expand", "_to_copy", "detach"):
-        return _is_zero(value.args[0], zeros)
+    if not written.isdisjoint(_storages(value)):
+        return False
+    if name in _AS_THEIR_SOURCE:
+        return _is_zero(value.args[0], zeros, written)
     number = value.args[name == "full"] if name in ("full", "scalar_tensor") else 1
     return name in _ZEROS or value in zeros or (isinstance(number, (int, float)) and number == 0)
 
