@@ -285,6 +285,7 @@ MAKE = {
     "partial": lambda: functools.partial(len),
     "sentinel": object,
     "range": lambda: range(3),
+    "parameter": lambda: torch.nn.Parameter(torch.ones(1)),
 }
 
 

@@ -4,6 +4,7 @@ only their class."""
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 from staticrt.frontend.dynamo.ours import is_for_us
@@ -15,6 +16,7 @@ def guard() -> None:
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.symbolic_convert import InstructionTranslator
     from torch._dynamo.variables import (  # type: ignore[attr-defined]
+        BuiltinVariable,
         ConstantVariable,
         SymNodeVariable,
         UserDefinedClassVariable,
@@ -29,21 +31,39 @@ def guard() -> None:
     compare = object_protocol.vt_identity_compare
     guarded_elsewhere = (ConstantVariable, SymNodeVariable, UserDefinedClassVariable)
 
-    @functools.wraps(compare)
-    def compared(left: Any, right: Any) -> Any:
-        found = compare(left, right)
+    def one(left: Any, right: Any) -> Any:
+        """Whether two sources hold one object, with a guard; None where other guards tell."""
         graph = InstructionTranslator.current_tx().output
         operands = [each.realize() if hasattr(each, "realize") else each for each in (left, right)]
         sources = [each.source for each in operands]
         # What two sources hold in the first call has one variable, and a guard.
         if operands[0] is operands[1] or None in sources or not is_for_us(graph):
-            return found
+            return None
         if any(isinstance(each, guarded_elsewhere) for each in operands):
-            return found
+            return None
         first, second = map(graph.resolve_source_value, sources)
         kind = GuardBuilder.DUPLICATE_INPUT if first is second else _differ
         _guard(sources[0], functools.partial(kind, source_b=sources[1]))
-        return found and ConstantVariable.create(first is second)
+        return ConstantVariable.create(first is second)
+
+    @functools.wraps(compare)
+    def compared(left: Any, right: Any) -> Any:
+        found = compare(left, right)
+        told = None if found is None else one(left, right)
+        return found if told is None else told
+
+    functions: Any = BuiltinVariable
+    compare_tensors = functions._comparison_with_tensor
+
+    @functools.wraps(compare_tensors)
+    def tensors_compared(self: Any, tx: Any, left: Any, right: Any) -> Any:
+        if self.fn in (operator.is_, operator.is_not):
+            one(left, right)  # Dynamo takes two parameters for two in each call
+        return compare_tensors(self, tx, left, right)
+
+    functions._comparison_with_tensor = tensors_compared
+    functions._binop_handlers.cache_clear()  # of graphs before, for other backends: they hold the method
+    functions.call_function_handler_cache.clear()
 
     tables: Any = builder
     upstream = tables.make_dupe_guard
