@@ -55,6 +55,24 @@ def test_a_first_answer_loads_neither_sympy_nor_dynamo(names, ahead):
     assert done.stdout.split() == ["[]"] * len(names)
 
 
+def test_constants_of_a_model_do_not_load_sympy():
+    """torch's rules for sizes without symbols import it to pass over its uses."""
+    code = """
+        import sys, torch, staticrt
+        def run(x):
+            return x[torch.tensor([0, 2])].exp()
+        with torch.no_grad():
+            x = torch.randn(3, 4)
+            assert torch.equal(staticrt.compile(run)(x), run(x))
+        print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["[]"]
+
+
 def test_sizes_that_data_decides_do_not_load_dynamo():
     """torch's symbolic sizes take a traceback of each symbol for a log that nobody reads, and Inductor for that."""
     code = """

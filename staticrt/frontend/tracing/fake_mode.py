@@ -1,7 +1,8 @@
 """A fake tensor mode and the constructors behind a trace, without loading Dynamo.
 
 torch's `FakeTensorMode` and `ShapeEnv` import Dynamo (and with it Inductor and torch.distributed, about a second) to
-read a few settings of its, which a trace does not use. Where Dynamo is loaded already, they run as they are.
+read a few settings of its, which a trace does not use. Where Dynamo is loaded already, they run as they are. Nor do sizes
+without symbols need sympy, whose import takes as long.
 """
 
 from __future__ import annotations
@@ -29,6 +30,19 @@ from staticrt.shapes.fake_rules import fake_by_rule
 from staticrt.shapes.size_env import SizeEnv
 
 _VALIDATOR = "torch.fx.experimental.validator"
+_SYMBOLIC_SHAPES = "torch.fx.experimental.symbolic_shapes"
+
+
+class _SymbolicShapes:
+    """Functions of `symbolic_shapes`, which imports sympy: it is loaded when one of them is called."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: getattr(importlib.import_module(_SYMBOLIC_SHAPES), name)(*args)
+
+
+class _Sympy:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("sympy"), name)
 
 
 class _Overlay:
@@ -49,15 +63,18 @@ _SETTINGS = {
     "_custom_ops_profile": None,
 }
 _TORCH = _Overlay(torch, _dynamo=types.SimpleNamespace(config=types.SimpleNamespace(**_SETTINGS)))
+_LOADED_LATER = {_SYMBOLIC_SHAPES: _SymbolicShapes(), "sympy": _Sympy()}
 _NO_VALIDATOR = types.SimpleNamespace(translation_validation_enabled=lambda: False)
 # A mode keeps where it was made, for messages; reading the lines of those files takes a millisecond.
 _NO_STACK = _Overlay(traceback, extract_stack=list)
 
 
 def _import(name: str, *args: Any, **kwargs: Any) -> Any:
-    """`__import__` that returns stand-ins for modules that would load Dynamo."""
+    """`__import__` that returns stand-ins for modules that would load Dynamo or sympy."""
     if name == _VALIDATOR:
         return _NO_VALIDATOR
+    if name in _LOADED_LATER and name not in sys.modules:
+        return _LOADED_LATER[name]
     if name == "torch._dynamo.config":
         return _TORCH
     found = builtins.__import__(name, *args, **kwargs)
