@@ -297,7 +297,7 @@ class JointCalls:
                 not trace.traced.guards.holds(call.leaves) for trace in state.traces
             )
         request = self._maker.request(call, state.traces)
-        backward = Backward(request, self._refused_option())
+        backward = Backward(request)
         request = dataclasses.replace(
             request,
             sizing=Sizing.first(dynamic, shape_env=False),
@@ -310,8 +310,7 @@ class JointCalls:
         gradients = _C.HeldGradients(self._maker.parameters())
         following: TraceRequest | None = request
         try:
-            if self._is_full() and self.states.to_give_up(state, self.traces) is None:
-                raise CannotTrace(f"more than max_traces={self._options.max_traces} traces")
+            self._refuse_options(state)
             refuse_distributed(request.snapshot)
             while following is not None:
                 try:
@@ -383,17 +382,17 @@ class JointCalls:
     def _is_full(self) -> bool:
         return bool(self._made >= self._options.max_traces)
 
-    def _refused_option(self) -> str:
-        """Why the options want no joint trace; empty: they do."""
+    def _refuse_options(self, state: CallState) -> None:
         options = self._options
+        if self._is_full() and self.states.to_give_up(state, self.traces) is None:
+            raise CannotTrace(f"more than max_traces={options.max_traces} traces")
         for name in ("graphs", "accelerators"):
             if getattr(options, name) not in (False, None):
-                return f"the option {name}"
+                raise CannotTrace(f"the option {name}")
         if options.executor == "reference" or options.backward_node == "aot":
-            return "an option asks for another executor or autograd node"
+            raise CannotTrace("an option asks for another executor or autograd node")
         if torch_private.budget_value(options.activation_memory_budget) < 1:
-            return "an activation budget below 1"
-        return ""
+            raise CannotTrace("an activation budget below 1")
 
 
 def _key(call: Call) -> tuple[Any, ...]:

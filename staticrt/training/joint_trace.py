@@ -43,7 +43,6 @@ class Backward:
 
     Args:
         request: of the trace, with its snapshot of Python state.
-        refused: why no backward is recorded, if none is: then the trace shows only whether graph splits may serve.
 
     Attributes:
         num_outputs: flat outputs of the function.
@@ -56,9 +55,8 @@ class Backward:
         functions: these.
     """
 
-    def __init__(self, request: TraceRequest, refused: str = "") -> None:
+    def __init__(self, request: TraceRequest) -> None:
         self._request = request
-        self._refused = refused
         self._snapshot = request.snapshot
         self.num_outputs = self.num_results = 0
         self.own: frozenset[int] = frozenset()
@@ -80,8 +78,6 @@ class Backward:
         if named:
             reason = f"the model may use {min(named)}, which a joint trace does not record"
             raise CannotTrace(reason, even_in_parts=True)
-        if self._refused:
-            raise CannotTrace(self._refused)
         refuse_distributed(self._snapshot)  # again: modules that the code reads as globals are known only now
         lifted = tracer.inputs.lifted.values()
         given = [*(each.fake for each in lifted), *(each.value for each in lifted), *arguments]

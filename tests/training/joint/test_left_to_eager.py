@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 import staticrt
 import staticrt.training.optim
 from tests.support.compilers import each_compiler
-from tests.support.joint_traces import joint_calls, notes
+from tests.support.joint_traces import joint_calls
 
 
 class Both(torch.autograd.Function):
@@ -315,24 +315,3 @@ def test_a_transform_of_torch_func_in_the_model_is_named(way):
     told = str(run.explain())
     assert "the model calls a transform of torch.func, which is not recorded with gradients" in told
     assert "INTERNAL ASSERT" not in told
-
-
-@pytest.mark.parametrize(
-    "option", [{"graphs": True}, {"backward_node": "aot"}, {"activation_memory_budget": 0.5}]
-)
-def test_a_gradient_between_values_of_the_forward_is_eagers_under_options_that_want_no_joint_trace(option):
-    def slope(x):
-        y = (x * 2).sin()
-        # Graph splits would give both values one autograd node.
-        (found,) = torch.autograd.grad((y * y).sum(), y, create_graph=True)
-        return found * x
-
-    compiled = staticrt.compile(slope, **option)
-    found = []
-    for run in (slope, compiled, compiled):
-        x = torch.arange(6.0, requires_grad=True)
-        run(x).sum().backward()
-        found.append(x.grad)
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-    assert "may use grad" in notes(compiled)
