@@ -233,16 +233,25 @@ def _chooses(_builtin: Any, _tx: Any, *values: Any) -> None:
         raise Differs("Dynamo makes a new tensor where max() or min() chooses one")
 
 
+def _value_of(variable: Any) -> Any:
+    try:
+        return getattr(variable, "value", None)
+    except NotImplementedError:  # a list of what has none
+        return None
+
+
 def _changes_array(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
     """Dynamo computes `array += 1` on the array itself while it compiles, and again in the call."""
-    if builtin.fn in _IN_PLACE and type(getattr(args[0], "value", None)).__name__ == "ndarray":
+    if builtin.fn in _IN_PLACE and type(_value_of(args[0])).__name__ == "ndarray":
         raise Differs("Dynamo changes a numpy array while it compiles")
 
 
 def _computes(builtin: Any, _tx: Any, args: Any, *_rest: Any) -> None:
     """Dynamo computes `number * tensor` without an operator that the number's class derives from that of `float`."""
     name = getattr(builtin.fn, "__name__", "").rstrip("_")
-    for kind in (type(getattr(each, "value", None)) for each in args):
+    if not hasattr(int, f"__{name}__"):
+        return
+    for kind in (type(_value_of(each)) for each in args):
         methods = [inspect.getattr_static(kind, f"__{side}{name}__", None) for side in ("", "r")]
         if issubclass(kind, (int, float, complex)) and any(type(m) is types.FunctionType for m in methods):
             raise Differs("Dynamo does not run the operators of a derived class of numbers")
