@@ -78,9 +78,8 @@ class Reads:
         Returns:
             Why no recorded backward may read it; "" if one may.
         """
-        function: Any = inspect.unwrap(
-            code, stop=lambda each: not _is_of_torch(each)
-        )  # as `once_differentiable`
+        # `once_differentiable` of torch wraps the user's function.
+        function: Any = inspect.unwrap(code, stop=lambda each: not _is_of_torch(each))
         if not isinstance(function, types.FunctionType):
             return "is no function of Python"
         if function in self._known:
@@ -88,8 +87,9 @@ class Reads:
         self._known.add(function)
         self.compare(function, "__code__")
         self.compare(function, "__defaults__")
-        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-        if not all(map(_is_plain, defaults)):
+        named = functools.partial(_keyword_defaults, function)
+        self._places[id(function), "__kwdefaults__"] = named, named()
+        if not _is_plain((function.__defaults__ or (), named())):
             return "has a default that may change"
         return next(filter(None, self._read_by(function, has_context)), "")
 
@@ -155,6 +155,11 @@ def _steps(code: types.CodeType, is_nested: bool = False) -> Iterator[tuple[dis.
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _steps(constant, True)
+
+
+def _keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
+    """By value: the dict may be changed in place."""
+    return tuple((function.__kwdefaults__ or {}).items())
 
 
 def _is_of_torch(function: Any) -> bool:

@@ -19,38 +19,32 @@ def _double(g: torch.Tensor) -> torch.Tensor:
     return g * 2
 
 
-def _triple(g: torch.Tensor, factor: float = 3.0) -> torch.Tensor:
-    return g * factor
+def _triple(g: torch.Tensor, factor: float = 3.0, *, by: float = 1.0) -> torch.Tensor:
+    return g * factor * by
 
 
 HELPER = _double
 
 
-class Helped(Function):
+class Once(Function):
     @staticmethod
     def forward(ctx, x):
         return x * 1
 
+
+class Helped(Once):
     @staticmethod
     def backward(ctx, g):
         return HELPER(g)
 
 
-class Defaulted(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
+class Defaulted(Once):
     @staticmethod
     def backward(ctx, g):
         return _triple(g)
 
 
-class Scaled(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
+class Scaled(Once):
     @staticmethod
     def backward(ctx, g):
         return g * FACTOR
@@ -113,23 +107,15 @@ class Version(Function):
         return g * w * w._version, None
 
 
-class OfClass(Function):
+class OfClass(Once):
     factor = 1.0
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
 
     @staticmethod
     def backward(ctx, g):
         return g * ctx._forward_cls.factor
 
 
-class Strides(Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
+class Strides(Once):
     @staticmethod
     def backward(ctx, g):
         return g * (1.0 + g.stride(0))
@@ -174,13 +160,19 @@ def test_a_helper_that_is_replaced(is_between: bool, monkeypatch: pytest.MonkeyP
     assert joint_calls(compiled) == 4, notes(compiled)
 
 
+@pytest.mark.parametrize("is_keyword", [False, True])
 @pytest.mark.parametrize("is_between", [False, True])
-def test_defaults_of_a_helper_that_are_replaced(is_between: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_of_a_helper_that_are_replaced(
+    is_between: bool, is_keyword: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         return Defaulted.apply(x.tanh())
 
     def change(step: int) -> None:
-        monkeypatch.setattr(_triple, "__defaults__", (float(step),))
+        if is_keyword:  # in place
+            monkeypatch.setitem(_triple.__kwdefaults__, "by", float(step))
+        else:
+            monkeypatch.setattr(_triple, "__defaults__", (float(step),))
 
     first, second = (_nothing, change) if is_between else (change, _nothing)
     compiled = staticrt.compile(model, joint_trace=True)
