@@ -78,9 +78,8 @@ class Functions:
     def __init__(self, nodes: Sequence[Any], results: Sequence[torch.Tensor], request: TraceRequest) -> None:
         self._reads = Reads()
         self._request = request
-        self._state = (
-            request.snapshot.guard()
-        )  # of what the model reads, without what only its backward reads
+        # Of what the model reads, without what only its backward reads.
+        self._state = request.snapshot.guard()
         self._loses = False  # one returns None where it could return a gradient
         self._given: list[torch.Tensor] = []  # the gradients that they return
         own = (node for node in nodes if node._forward_cls.__module__ != _HOME)
@@ -110,10 +109,9 @@ class Functions:
             return f"keeps an object of {type(others[0])}"
         if _has_shared_list(vars(node).values()):
             return "keeps a list that others can change"
+        # A second backward without retain_graph may read them.
         if not node.saved_tensors and any(isinstance(value, torch.Tensor) for value in kept):
-            return (
-                "keeps tensors that it does not save"  # a second backward without retain_graph may read them
-            )
+            return "keeps tensors that it does not save"
         if function.__module__ == _HOME:  # of an operator; a guard on its kernels also compares the formula
             return self._of_backward(node, formula_of(function), kept)
         own = "vjp" if function.vjp is not torch.autograd.Function.vjp else "backward"
@@ -313,10 +311,10 @@ def _is_linear(node: fx.Node, read: set[fx.Node], zeros: set[fx.Node], written: 
     if name in _PRODUCTS:
         return len(read) == 1 and arguments.count(*read) == 1
     if name in _SUMS:
-        return (
-            read.issuperset(each for each in arguments if isinstance(each, fx.Node))
-            and name in ("cat", "stack")
-        ) or (read.issuperset(arguments[:2]))
+        is_list = name in ("cat", "stack")
+        return read.issuperset(
+            [each for each in arguments if isinstance(each, fx.Node)] if is_list else arguments[:2]
+        )
     if name not in _PUT:
         return False
     values = [node.args[place] for place in _PUT[name]]

@@ -56,6 +56,10 @@ def _padded(g: torch.Tensor, _x: torch.Tensor) -> torch.Tensor:
     return nn.functional.pad(g[:, 1:], (1, 0), value=1.0)
 
 
+def _joined_with_ones(g: torch.Tensor, _x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([g[:1], g[1:2], torch.ones_like(g[2:])])
+
+
 def _both(backward: Backward) -> tuple[object, list[torch.Tensor]]:
     """A compiled model, and the gradients of a loss and its penalty in one backward: compiled, eager."""
 
@@ -94,7 +98,7 @@ def test_parts_that_are_written_linearly(backward: Backward) -> None:
     assert joint_calls(compiled) == 1, notes(compiled)
 
 
-@pytest.mark.parametrize("backward", [_rows_of_ones, _rows_of_zeros_and_a_one, _padded])
+@pytest.mark.parametrize("backward", [_rows_of_ones, _rows_of_zeros_and_a_one, _padded, _joined_with_ones])
 def test_parts_beside_which_numbers_stay(backward: Backward) -> None:
     with pytest.raises(RuntimeError, match="unknown whether PartBackward is linear"):
         _both(backward)
