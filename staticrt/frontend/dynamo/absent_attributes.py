@@ -30,9 +30,8 @@ def guard() -> None:
         kind.var_getattr = _guarding_absence(kind.var_getattr)
     functions.call_obj_hasattr = _guarding_question(functions.call_obj_hasattr)
     attributes: Any = getattr(dicts, "SideEffectsProxyDict", None)
-    if attributes is not None and hasattr(
-        GuardBuilder, "DICT_NOT_CONTAINS"
-    ):  # of later releases than torch 2.11
+    # torch 2.11 has neither.
+    if attributes is not None and hasattr(GuardBuilder, "DICT_NOT_CONTAINS"):
         for name in ("__contains__", "__getitem__"):
             setattr(attributes, name, _guarding_membership(getattr(attributes, name)))
 

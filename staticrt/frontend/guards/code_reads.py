@@ -87,10 +87,8 @@ def asks_for_handled(code: types.CodeType) -> bool:
     own handlers."""
     if "__context__" in names_of(code):
         return True
-    if _RAISES_AGAIN not in code.co_code or sys.version_info < (
-        3,
-        11,
-    ):  # where no instruction begins a handler
+    # Before Python 3.11 no instruction begins a handler.
+    if _RAISES_AGAIN not in code.co_code or sys.version_info < (3, 11):
         return False
     depth = 0  # handlers around an instruction
     last = ""

@@ -66,9 +66,8 @@ def run_on_fakes(
     builder = Builder(fakes.leaves)
     args, kwargs = builder.build(request.spec)
     before = [contents(container) for container in builder.containers]
-    for kind in (
-        request.spec.kinds()
-    ):  # where the run ends early, Dynamo reads these, and does not guard their methods
+    # Where the run ends early, Dynamo reads these, and does not guard their methods.
+    for kind in request.spec.kinds():
         snapshot.add_class(kind)
     snapshot.begin_run()
     try:
