@@ -21,8 +21,8 @@ namespace staticrt {
 inline constexpr char kProgramRecord[] = "staticrt/program.bin";
 // Older versions are read, too. Version 1 has no packed weights and choices; version 2 no `same` and
 // `empty_dims` of leaves and no traces that depend on data; version 3 no memory plans; version 4 knows the
-// CPU only.
-inline constexpr uint32_t kFormatVersion = 5;
+// CPU only; version 5 does not say whether the model's code asks for strides.
+inline constexpr uint32_t kFormatVersion = 6;
 
 enum class WeightKind : uint8_t { kParameter = 0, kBuffer = 1, kTemporaryBuffer = 2, kConstant = 3 };
 

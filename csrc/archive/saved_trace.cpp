@@ -168,7 +168,8 @@ std::string SavedTrace::leaf_refusal(const LeafSpec& spec, const Leaf& leaf) con
            (spec.empty_dims ? "with other or more" : "without") + " dimensions of size 0";
   }
   if (layout_of(t) == spec.layout) return "";
-  const bool copy = spec.input < 0 || may_copy_[model_tensors_.size() + static_cast<size_t>(spec.input)];
+  const bool copy = !spec_.asks_layout &&
+                    (spec.input < 0 || may_copy_[model_tensors_.size() + static_cast<size_t>(spec.input)]);
   if (copy && laid_out(t, spec.layout).defined()) return "";
   return name + "is laid out in memory otherwise than when traced; pass x.contiguous()";
 }

@@ -50,6 +50,7 @@ void write_trace(const TraceSpec& spec, ByteWriter& out, TensorTable& tensors) {
   }
   out.put(static_cast<uint8_t>(spec.decided));
   out.put(static_cast<uint8_t>(spec.random));
+  out.put(static_cast<uint8_t>(spec.asks_layout));
   out.put_size(spec.plans.size());
   for (const planner::KnownPlan& plan : spec.plans) {
     out.put(plan.key);
@@ -193,6 +194,7 @@ TraceSpec read_trace(ByteReader& in, LoadedTensors& tensors) {
     spec.decided = in.get_bool();
     spec.random = in.get_bool();
   }
+  if (format >= 6) spec.asks_layout = in.get_bool();
   if (format >= 4) {
     // KnownPlans validates a plan before it is used.
     spec.plans.resize(in.get_count(24));

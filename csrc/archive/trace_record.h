@@ -61,6 +61,7 @@ struct TraceSpec {
   bool knows_empty = true;                // what leaves say of empty dimensions is known (since version 3)
   bool decided = false;                   // the program stops where data decides branches otherwise
   bool random = false;                    // it draws random numbers
+  bool asks_layout = false;               // the model's Python code asks how tensors lie in memory
 };
 
 void write_trace(const TraceSpec& spec, ByteWriter& out, TensorTable& tensors);

@@ -54,6 +54,7 @@ void add_trace(ArchiveBuilder& builder, const py::dict& d) {
   spec.structure = d["structure"].cast<std::string>();
   spec.decided = d["decided"].cast<bool>();
   spec.random = d["random"].cast<bool>();
+  spec.asks_layout = d["asks_layout"].cast<bool>();
   const auto executable = d["executable"].cast<std::shared_ptr<Executable>>();
   const auto tensors = d["model_tensors"].cast<std::vector<at::Tensor>>();
   std::vector<InputView> inputs(executable->program().num_inputs());

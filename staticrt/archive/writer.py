@@ -196,6 +196,7 @@ def _trace(key: tuple[Any, ...], entry: CachedTrace, names: Sequence[str]) -> di
         "autocast": autocast_text(key[1][0]),
         "decided": bool(traced.decided),
         "random": traced.random,
+        "asks_layout": traced.asks_layout,
         "outputs": [item if kind == "tensor" else -1 for kind, item in executable.outputs],
         "structure": json.dumps(
             {

@@ -154,6 +154,7 @@ class TracedGraph:
         guards: conditions on sizes; another trace is needed where they fail.
         route: how it was traced ("trace", "dynamo").
         random: the graph draws random numbers, in eager's order.
+        asks_layout: the model's code names what tells how a tensor lies in memory.
         decided: branches that data decides; the graph follows them and stops if data takes another branch.
         same: (index, first index) of each of the caller's leaves that is the same tensor as an earlier one.
         inference_outputs: indices of the outputs that are inference tensors because the model turns that mode on.
@@ -169,6 +170,7 @@ class TracedGraph:
     guards: GuardSet
     route: str = "trace"
     random: bool = False
+    asks_layout: bool = False
     decided: int = 0
     same: tuple[tuple[int, int], ...] = ()
     inference_outputs: frozenset[int] = frozenset()

@@ -59,6 +59,36 @@ def test_what_depends_on_the_layout_of_an_argument_is_not_asked_of_a_copy(model)
                 loaded(x)
 
 
+class Asks(nn.Module):
+    """Its Python code depends on how its argument lies in memory."""
+
+    def __init__(self, asked):
+        super().__init__()
+        self.asked = asked
+
+    def forward(self, x):
+        return x * self.asked(x)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda x: x.stride(0),
+        lambda x: 2 if x.is_contiguous() else 3,
+        lambda x: len(x) + torch.Tensor.stride(x, 1),
+    ],
+    ids=["stride", "is_contiguous", "function"],
+)
+def test_code_that_asks_for_strides_needs_the_layout_of_the_trace(asked):
+    rows, columns = torch.linspace(0, 1, 12).view(3, 4), torch.linspace(0, 1, 12).view(4, 3).t()
+    model = Asks(asked)
+    for saved, other in ((rows, columns), (columns, rows)):
+        loaded = reload(model, (saved,))
+        torch.testing.assert_close(loaded(saved), model(saved))
+        with pytest.raises(InputError, match="'x' is laid out in memory otherwise than when traced"):
+            loaded(other)
+
+
 class Follows(nn.Module):
     """Draws random numbers, or reads memory, of what `of` makes of its argument."""
 

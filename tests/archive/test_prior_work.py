@@ -130,6 +130,7 @@ def test_traces_share_equal_packed_weights():
         ),  # no word of which arguments are one tensor, or empty
         ("format3", [nn.Linear(6, 4), nn.ReLU(), nn.Softmax(-1)], (6,)),  # no memory plans
         ("format4", [nn.Linear(6, 4), nn.Tanh()], (6,)),  # no names of devices
+        ("format5", [nn.Linear(6, 4), nn.Sigmoid()], (6,)),  # no word of whether code asks for strides
     ],
 )
 def test_archives_of_older_formats_are_read(name, layers, row):

@@ -184,6 +184,7 @@ TRACE = _Record(
     choices=_Items(_Record(kind=TEXT, key=INTS, choice=I64)),
     decided=U8,
     random=U8,
+    asks_layout=U8,
     plans=_Items(_Record(key=U64, lower_bound=I64, offsets=INTS)),
 )
 BODY = _Record(

@@ -18,6 +18,8 @@ from staticrt.ops import draws
 
 aten = torch.ops.aten
 
+_LAYOUT = frozenset({"stride", "is_contiguous", "dim_order"})
+
 
 def finish(
     request: TraceRequest,
@@ -61,6 +63,7 @@ def finish(
         out_spec=out_spec,
         guards=guards,
         random=tracer.random,
+        asks_layout=not _LAYOUT.isdisjoint(request.snapshot.model_names),
         decided=_decided(graph),
         same=repeated(request.leaves),
         inference_outputs=inference_outputs,
