@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from staticrt.frontend.guards.code_objects import with_inner
 from staticrt.frontend.reasons import CannotTrace, is_user_file
 from staticrt.frontend.tracing.tracer import Tracer
 
@@ -160,9 +161,7 @@ def _of_function(function: types.FunctionType) -> Iterator[Any]:
             yield None
     yield function.__defaults__
     yield function.__kwdefaults__
-    codes = [function.__code__]
-    for code in codes:
-        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    for code in with_inner(function.__code__):
         read = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
         yield from read
         for module in read:

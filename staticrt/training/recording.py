@@ -19,6 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
 from staticrt import torch_private
+from staticrt.frontend.guards.code_objects import with_inner
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.tracer import BACKWARD
@@ -249,7 +250,7 @@ def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module],
     found: dict[int, Any] = {id(value): value for value in snapshot.alive}
     for value in list(found.values()):
         if isinstance(value, types.FunctionType):
-            for code in _codes(value.__code__):
+            for code in with_inner(value.__code__):
                 for name in code.co_names:
                     item = value.__globals__.get(name)
                     if isinstance(item, (torch.nn.Module, torch.optim.Optimizer)) or is_scaler(item):
@@ -257,11 +258,3 @@ def reachable(function: Any, snapshot: Snapshot) -> tuple[list[torch.nn.Module],
     modules = [value for value in found.values() if isinstance(value, torch.nn.Module)]
     optimizers = [value for value in found.values() if isinstance(value, torch.optim.Optimizer)]
     return modules, optimizers, [value for value in found.values() if is_scaler(value)]
-
-
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    found = [code]
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found += _codes(constant)
-    return found

@@ -18,8 +18,23 @@ _R = TypeVar("_R")
 _P = ParamSpec("_P")
 _OTHERS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
 _MOST = 4096  # results of one function
+SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_NO_STEPS = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL")
 # Instructions whose argument has a bit beside the index of a name.
 _WITH_A_BIT = frozenset({dis.opmap["LOAD_GLOBAL"]} if sys.version_info >= (3, 11) else ())
+
+
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Code, and that of the functions that it makes, also by functions that it makes."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)
+
+
+def steps_of(code: types.CodeType) -> list[dis.Instruction]:
+    """The instructions that compute something."""
+    return [each for each in dis.get_instructions(code) if each.opname not in _NO_STEPS]
 
 
 def arguments_of(code: types.CodeType, opcodes: Set[int]) -> Iterator[tuple[int, int]]:

@@ -153,10 +153,3 @@ def written_free(code: types.CodeType) -> frozenset[str]:
     return frozenset(
         i.argval for i in dis.get_instructions(code) if i.opcode in _WRITES_FREE and i.argval in free
     )
-
-
-def encloses(outer: types.CodeType, inner: types.CodeType) -> bool:
-    """Whether code makes functions of other code, also by functions that it makes."""
-    return any(
-        each is inner or encloses(each, inner) for each in outer.co_consts if isinstance(each, types.CodeType)
-    )

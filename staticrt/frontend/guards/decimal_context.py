@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
+
+from staticrt.frontend.guards.records import ComparedInPython
 
 _SETTINGS = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
 
@@ -15,16 +16,13 @@ def is_decimal(value: Any) -> bool:
     return owner.__module__ in ("decimal", "_pydecimal") and "decimal" in sys.modules
 
 
-class DecimalContextRecord:
+class DecimalContextRecord(ComparedInPython):
     """The settings, traps and flags of the current context; each thread has its own."""
 
-    part = ""
+    path = "decimal.getcontext()"
 
     def __init__(self) -> None:
         self.saved = _content()
-
-    def changes(self) -> Iterable[str]:
-        return () if self.holds() else ["decimal.getcontext()"]
 
     def restore(self) -> None:
         if self.holds():
@@ -35,9 +33,6 @@ class DecimalContextRecord:
         traps, flags = self.saved[-2:]
         context.traps.update((signal, signal in traps) for signal in context.traps)
         context.flags.update((signal, signal in flags) for signal in context.flags)
-
-    def entry(self) -> tuple[Any, ...]:
-        return ()
 
     def holds(self) -> bool:
         return _content() == self.saved

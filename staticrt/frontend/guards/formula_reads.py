@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
+from staticrt.frontend.guards.code_objects import with_inner
 from staticrt.frontend.reasons import is_torch_file
 
 # Builtins without effects.
@@ -98,7 +99,11 @@ class Reads:
         free = function.__code__.co_freevars
         cells = dict(zip(free, function.__closure__ or (), strict=True))
         context = function.__code__.co_varnames[0] if has_context else ""
-        steps = [*_steps(function.__code__)]
+        steps = [
+            (step, code is not function.__code__)  # whether it is of an inner function
+            for code in with_inner(function.__code__)
+            for step in dis.get_instructions(code)
+        ]
         for position, (step, is_nested) in enumerate(steps):
             name = step.argval
             before = steps[position - 1][0] if position else step
@@ -146,15 +151,6 @@ class Reads:
             own = vars(value) if isinstance(value, types.ModuleType) else value
             return self._value(own, attribute, following[1:])
         return f"reads {name}"
-
-
-def _steps(code: types.CodeType, is_nested: bool = False) -> Iterator[tuple[dis.Instruction, bool]]:
-    """The instructions of a function and of its inner functions, each with whether it is of an inner one."""
-    for step in dis.get_instructions(code):
-        yield step, is_nested
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _steps(constant, True)
 
 
 def _keyword_defaults(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:

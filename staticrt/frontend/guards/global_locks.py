@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Set
 from typing import Any
 
-from staticrt.frontend.guards.code_objects import cached_by_code
+from staticrt.frontend.guards.code_objects import SUSPENDED, cached_by_code
 from staticrt.frontend.guards.code_reads import global_names
 from staticrt.frontend.guards.effects import is_lock
 from staticrt.frontend.guards.late_effects import global_writes
@@ -23,7 +23,6 @@ from staticrt.native import _C
 FIND_GLOBALS = frozenset(
     ("globals", "vars", "locals", "eval", "exec", "__globals__", "__dict__", "f_globals", "__import__")
 )
-_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def global_locks(frame: types.FrameType) -> frozenset[str]:
@@ -37,7 +36,7 @@ def global_locks(frame: types.FrameType) -> frozenset[str]:
 def _only_looks_up(code: types.CodeType) -> bool:
     """Whether code neither writes its globals, hands them on, nor outlives its call."""
     # The body of a class looks names up by another instruction, which bypasses `__getitem__`.
-    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_flags & _SUSPENDED
+    is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_flags & SUSPENDED
     makes_functions = any(isinstance(value, types.CodeType) for value in code.co_consts)
     finds = not names_of(code).isdisjoint(FIND_GLOBALS)
     return is_function and not makes_functions and not global_writes(code) and not finds

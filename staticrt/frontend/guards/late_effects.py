@@ -7,19 +7,16 @@ a global. The last instruction of a function that returned shows whether it reac
 from __future__ import annotations
 
 import dis
-import inspect
 import itertools
 import types
 from collections.abc import Iterator
 
-from staticrt.frontend.guards.code_objects import cached_by_code
+from staticrt.frontend.guards.code_objects import SUSPENDED, cached_by_code, steps_of
 
 _WRITES = frozenset(dis.opmap[name] for name in ("STORE_GLOBAL", "DELETE_GLOBAL"))
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-_NO_STEPS = ("CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL")
 _SUBSCRIPTS = ("BINARY_SUBSCR", "BINARY_OP")
-_SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 @cached_by_code
@@ -33,7 +30,7 @@ def global_writes(code: types.CodeType) -> frozenset[str]:
 @cached_by_code
 def names_modules(code: types.CodeType) -> bool:
     """Whether code that reads an attribute `modules` looks up constant names there: `m.modules["a"]`, `"a" in m.modules`."""
-    steps = [one for one in dis.get_instructions(code) if one.opname not in _NO_STEPS]
+    steps = steps_of(code)
     reads = [at for at, one in enumerate(steps) if one.argval == "modules"]
 
     def is_constant(at: int) -> bool:
@@ -55,7 +52,7 @@ def names_modules(code: types.CodeType) -> bool:
 @cached_by_code
 def module_look_ups(code: types.CodeType) -> frozenset[int] | None:
     """Offsets of the instructions that may run after an attribute `modules` was read; None: any may."""
-    if code.co_flags & _SUSPENDED or getattr(code, "co_exceptiontable", None):
+    if code.co_flags & SUSPENDED or getattr(code, "co_exceptiontable", None):
         return None  # other ways than jumps lead from one instruction to another
     instructions = list(dis.get_instructions(code))
     known = {one.offset: one for one in instructions}

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import builtins
-import dis
 import inspect
 import itertools
 import sys
 import traceback
 import types
-from collections.abc import Iterator
 from typing import Any
 
-from staticrt.frontend.guards.code_objects import cached_by_code
+from staticrt.frontend.guards.code_objects import cached_by_code, steps_of, with_inner
 from staticrt.frontend.guards.code_reads import global_names
 
 _LOOKING = (
@@ -22,19 +20,12 @@ _LOOKING = (
 _OF_THE_CALLER = frozenset({"vars", "dir"})  # if called without an argument
 # Attributes through which code finds frames that it has no function for.
 _FRAMES = frozenset({"_getframe", "currentframe", "tb_frame", "tb_next", "tb_lineno", "tb_lasti"})
-_LEFT_OUT = ("CACHE", "PRECALL", "PUSH_NULL", "EXTENDED_ARG", "NOP")
 
 
 def looks_at_frames(function: types.FunctionType) -> bool:
     """Whether a function, or one in it, reads local variables by names that it computes, or looks at frames."""
-    return any(_looks(code) or _finds(code, function.__globals__) for code in _codes(function.__code__))
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from _codes(const)
+    codes = with_inner(function.__code__)
+    return any(_looks(code) or _finds(code, function.__globals__) for code in codes)
 
 
 def _finds(code: types.CodeType, scope: dict[str, Any]) -> bool:
@@ -54,11 +45,10 @@ def _looks(code: types.CodeType) -> bool:
         return True
     if names.isdisjoint(_OF_THE_CALLER):
         return False
-    steps = [each for each in dis.get_instructions(code) if each.opname not in _LEFT_OUT]
     return any(
         step.opname in ("LOAD_GLOBAL", "LOAD_NAME")  # `self.dir()` is another one
         and step.argval in _OF_THE_CALLER
         and following.opname.startswith("CALL")
         and following.arg == 0
-        for step, following in itertools.pairwise(steps)
+        for step, following in itertools.pairwise(steps_of(code))
     )

@@ -20,11 +20,10 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code, takes_arguments
+from staticrt.frontend.guards.code_objects import CodeSet, cached_by_code, takes_arguments, with_inner
 from staticrt.frontend.guards.code_reads import (
     asked_globals,
     catches,
-    encloses,
     global_names,
     imported_names,
     lists_attributes,
@@ -206,15 +205,12 @@ class Reads:
         names: set[str] = set()
         global_ones: set[str] = set()
         imports: set[str] = set()
-        codes = [function.__code__]
-        while codes:
-            code = codes.pop()
+        for code in with_inner(function.__code__):
             names |= names_of(code)
             global_ones |= global_names(code)
             imports |= imported_names(code)
             # What it computes with `getattr` is not told.
             self._snapshot.lists_attributes |= lists_attributes(code, is_model=False)
-            codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
         scope, filename = function.__globals__, function.__code__.co_filename
         if is_user_file(filename):
             self._snapshot.add_model_names(names)
@@ -347,7 +343,9 @@ def _is_local(frame: types.FrameType, name: str) -> bool:
     """Whether a free variable belongs to a function of the model that is running."""
     outer = frame.f_back
     while outer is not None and not is_trace_file(outer.f_code.co_filename):
-        if name in outer.f_code.co_cellvars and encloses(outer.f_code, frame.f_code):
+        if name in outer.f_code.co_cellvars and any(
+            each is frame.f_code for each in with_inner(outer.f_code)
+        ):
             return True
         outer = outer.f_back
     return False

@@ -45,6 +45,22 @@ class Compared:
         raise AssertionError("C++ compares it")
 
 
+class ComparedInPython:
+    """A record that only Python compares, as a whole."""
+
+    part = ""
+    path = ""
+
+    def changes(self) -> Iterable[str]:
+        return () if self.holds() else [self.path]
+
+    def entry(self) -> tuple[Any, ...]:
+        raise AssertionError("C++ does not compare it")
+
+    def holds(self) -> bool:
+        raise NotImplementedError
+
+
 class DictRecord(Compared):
     """All keys and values of a dict, in order."""
 
@@ -155,9 +171,9 @@ class ScopeRecord(Compared):
 
     part = "scopes"
 
-    def __init__(self, live: dict[str, Any]) -> None:
+    def __init__(self, live: dict[str, Any], saved: Iterable[tuple[str, Any]] = ()) -> None:
         self.live = live
-        self.saved: dict[str, Any] = {}
+        self.saved = dict(saved)
         self.asked: set[str] = set()  # sets of which code only asks what is in them
 
     def changes(self) -> Iterable[str]:

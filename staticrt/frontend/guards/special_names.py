@@ -4,7 +4,7 @@ import dis
 import types
 from collections.abc import Iterable
 
-from staticrt.frontend.guards.code_objects import cached_by_code
+from staticrt.frontend.guards.code_objects import cached_by_code, with_inner
 
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge", "hash", "bool", "contains", "instancecheck", "subclasscheck")
 _ARITHMETIC = (
@@ -48,12 +48,9 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 def stored_only(functions: Iterable[types.FunctionType]) -> set[str]:
     """Names of attributes that some functions, and those that they make, set and never read, as `__init__` does."""
-    codes = [each.__code__ for each in functions]
     stored: set[str] = set()
     read: set[str] = set()
-    while codes:
-        code = codes.pop()
-        codes += [value for value in code.co_consts if isinstance(value, types.CodeType)]
+    for code in (code for each in functions for code in with_inner(each.__code__)):
         steps = [(step.opname == "STORE_ATTR", step.argval) for step in dis.get_instructions(code)]
         only = {name for is_store, name in steps if is_store} - {
             name for is_store, name in steps if not is_store

@@ -22,6 +22,7 @@ from staticrt.frontend.guards.special_names import stored_only
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord, TensorRecord
 from staticrt.frontend.guards.walk import Walk
+from staticrt.frontend.guards.weak_references import is_named
 from staticrt.native import _C
 
 _COROUTINES = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -51,8 +52,7 @@ class Snapshot(Walk):
         if self._hidden_method is not None:
             return self._hidden_method
         for path in self._iterators:
-            attribute = re.search(r"\.(\w+)$", re.sub(r"\[.*\]$", "", path))
-            if attribute is None or attribute[1] in self.read_names:
+            if is_named(re.sub(r"\[.*\]$", "", path), self.read_names):
                 return path
         for kind, names in self._hidden.items():
             if named := sorted(names & self.read_names):
@@ -260,7 +260,4 @@ class Snapshot(Walk):
             return _ASK_LEVELS.isdisjoint(self.read_names)
         if isinstance(record, CacheRecord):
             return not record.used()
-        if not isinstance(record, BufferRecord):
-            return False
-        attribute = re.search(r"\.(\w+)$", record.path)
-        return attribute is not None and attribute[1] not in self.read_names
+        return isinstance(record, BufferRecord) and not is_named(record.path, self.read_names)

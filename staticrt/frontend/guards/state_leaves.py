@@ -22,7 +22,7 @@ _OWN_STATE: tuple[type, ...] = (
     torch._ops.OperatorBase, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef,
 )  # fmt: skip
 _leaf_types: dict[type, bool] = {}
-_HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
+HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 
 
 def is_leaf(value: Any) -> bool:
@@ -31,7 +31,7 @@ def is_leaf(value: Any) -> bool:
     known = _leaf_types.get(kind)
     if known is None:
         known = kind in _PLAIN or issubclass(kind, _OWN_STATE)
-        if not kind.__flags__ & _HEAP_TYPE:  # a class of Python's would never go
+        if not kind.__flags__ & HEAP_TYPE:  # a class of Python's would never go
             _leaf_types[kind] = known
     return known
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from staticrt.frontend.guards.records import MISSING, Compared
+from staticrt.frontend.guards.records import MISSING, Compared, ComparedInPython
 from staticrt.frontend.guards.state_values import content_of, has_bytes_of_ctypes, layout_of
 from staticrt.frontend.guards.tensor_memory import requires_grad_of
 from staticrt.native import _C
@@ -70,10 +70,9 @@ class TensorRecord(Compared):
         return self.live, attributes, id(self.live) not in self._compared
 
 
-class FactsRecord:
+class FactsRecord(ComparedInPython):
     """What a tensor is in autograd, for code that names such attributes."""
 
-    part = ""
     NAMES = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_version"})
 
     def __init__(self, live: torch.Tensor, names: frozenset[str]) -> None:
@@ -86,9 +85,6 @@ class FactsRecord:
     def restore(self) -> None:
         """`Escapes` takes back what a trace leaves there."""
 
-    def entry(self) -> tuple[Any, ...]:
-        return ()
-
     def holds(self) -> bool:
         return all(
             now is value or (name == "_version" and now == value)
@@ -97,20 +93,15 @@ class FactsRecord:
         )
 
 
-class BufferRecord:
+class BufferRecord(ComparedInPython):
     """The bytes of a numpy array, an `array.array`, a bytearray, a memoryview or an object of `ctypes`; of an array also
     its layout."""
-
-    part = ""
 
     def __init__(self, path: str, live: Any) -> None:
         self.path = path
         self.live = live
         self.saved = content_of(live)
         self._layout = layout_of(live)
-
-    def changes(self) -> Iterable[str]:
-        return () if self.holds() else [self.path]
 
     def restore(self) -> None:
         if self.holds():
@@ -131,9 +122,6 @@ class BufferRecord:
                 self.live.flags.writeable = True
                 self.live[...] = type(self.live)(shape, dtype, self.saved)
             self.live.flags.writeable = is_writeable
-
-    def entry(self) -> tuple[Any, ...]:
-        return ()
 
     def has_layout(self) -> bool:
         """Whether an array has the shape, strides, type and flag of then."""
@@ -162,23 +150,17 @@ class AnswerRecord(Compared):
         return self.function, self.saved
 
 
-class ListingRecord:
+class ListingRecord(ComparedInPython):
     """What `dir` lists of a value."""
 
-    part = ""
+    path = "dir()"
 
     def __init__(self, live: Any, names: list[str]) -> None:
         self.live = live
         self.saved = names
 
-    def changes(self) -> Iterable[str]:
-        return () if self.holds() else ["dir()"]
-
     def restore(self) -> None:
         """The records of the value's dict and class undo it."""
-
-    def entry(self) -> tuple[Any, ...]:
-        return ()
 
     def holds(self) -> bool:
         return dir(self.live) == self.saved

@@ -45,7 +45,7 @@ from staticrt.frontend.guards.records import (
 )
 from staticrt.frontend.guards.replaceable import ReplaceableContainers
 from staticrt.frontend.guards.special_names import SPECIAL_NAMES
-from staticrt.frontend.guards.state_leaves import is_leaf, is_read_by_name
+from staticrt.frontend.guards.state_leaves import HEAP_TYPE, is_leaf, is_read_by_name
 from staticrt.frontend.guards.state_values import has_bytes_of_ctypes, is_numpy_array, slots_of
 from staticrt.frontend.guards.tensor_memory import TensorMemory, gradient_of
 from staticrt.frontend.guards.value_records import BufferRecord, FactsRecord, TensorRecord
@@ -55,7 +55,6 @@ from staticrt.native import _C
 
 _PLAIN_DICTS = frozenset({dict, OrderedDict})
 _PLAIN_LISTS = frozenset({list, tuple, set, frozenset, deque})
-_HEAP_TYPE = 1 << 9  # in `type.__flags__`: not of C, so its attributes and its objects' class can change
 _DICTS: tuple[dict[Any, Any], ...] = ({}, OrderedDict())
 _VIEWS_OF_DICTS: tuple[type, ...] = (
     *(type(view) for made in _DICTS for view in (made.keys(), made.values(), made.items())),
@@ -208,7 +207,7 @@ class Walk(Answers):
     def add_class(self, owner: type) -> None:
         """What a class and its bases give their objects by the names that code reads."""
         for each in owner.__mro__:
-            if each.__flags__ & _HEAP_TYPE and each not in self._classes:
+            if each.__flags__ & HEAP_TYPE and each not in self._classes:
                 record = self._classes[each] = ClassRecord(each, self.read_names)
                 self._walk(record.read(self.read_names))
                 if self._lists_classes:
@@ -358,7 +357,7 @@ class Walk(Answers):
                 found += [(f"{path}[...]", item) for item in value.ravel().tolist()]
             if (pointed := getattr(value, "_objects", None)) is not None:  # what memory of `ctypes` points to
                 found.append((f"{path}._objects", pointed))
-            if package == "numpy" or not type(value).__flags__ & _HEAP_TYPE:
+            if package == "numpy" or not type(value).__flags__ & HEAP_TYPE:
                 return found
         own = isinstance(value, threading.local)
         if isinstance(value, logging.Logger):
@@ -370,7 +369,7 @@ class Walk(Answers):
             self._hidden.setdefault(_name_of(type(value)), set()).update(hidden)
         if (package == "staticrt" and not isinstance(value, torch.nn.Module)) or self._leaves_out(value):
             return ()
-        if type(value).__flags__ & _HEAP_TYPE:
+        if type(value).__flags__ & HEAP_TYPE:
             self.add_class(type(value))
             if not own:
                 is_held = path not in self._arguments and not self._weak.leads_to(value)

@@ -101,22 +101,18 @@ def _unchanged(record: Record, names: frozenset[str]) -> Record | None:
     ):
         saved = {name: record.saved.get(name, MISSING) for name in names | record.saved.keys()}
     elif isinstance(record, ScopeRecord):
-        saved = dict(record.saved)
+        saved = record.saved
     else:
         return None
-    rest = ScopeRecord(record.live)
-    rest.saved = saved
+    rest = ScopeRecord(record.live, saved.items())
     for name in rest.changes():
-        del saved[name]
+        del rest.saved[name]
     return rest
 
 
 def _without_numbers(record: ScopeRecord) -> ScopeRecord:
-    rest = ScopeRecord(record.live)
-    rest.saved = {
-        name: value for name, value in record.saved.items() if not isinstance(value, (int, float, complex))
-    }
-    return rest
+    others = (item for item in record.saved.items() if not isinstance(item[1], (int, float, complex)))
+    return ScopeRecord(record.live, others)
 
 
 def _add_functions(snapshot: Snapshot) -> None:

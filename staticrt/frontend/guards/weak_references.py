@@ -48,18 +48,19 @@ class WeakReferences:
 
     def are_read(self, names: set[str]) -> bool:
         """Whether code may read one by these names. What it refers to may go; tensors stay, which are inputs of the graph."""
-        return any(_is_named(path, names) for path in self._followed)
+        return any(is_named(path, names) for path in self._followed)
 
     def unkept(self, is_kept: Callable[[int], bool], names: set[str]) -> str | None:
         """The path of one that code may read by these names, whose referent no guard can look at without keeping it."""
         for path, reference in self._held:
             value = reference()
-            if value is not None and not is_kept(id(value)) and _is_named(path, names):
+            if value is not None and not is_kept(id(value)) and is_named(path, names):
                 return path
         return None
 
 
-def _is_named(path: str, names: set[str]) -> bool:
+def is_named(path: str, names: set[str]) -> bool:
+    """Whether the attribute that a path ends with, if it does, has one of these names."""
     attribute = re.search(r"\.(\w+)$", path)
     return attribute is None or attribute[1] in names
 
