@@ -45,9 +45,9 @@ class Option:
                 f"option {self.name!r} is one of {', '.join(map(repr, self.choices))}, got {value!r}",
                 fix=self.doc,
             )
-        if self.minimum is not None and value is not None and value < self.minimum:
+        # Not value < minimum, and not value > maximum: nan is not a number of the range either.
+        if self.minimum is not None and value is not None and not value >= self.minimum:
             raise OptionError(f"option {self.name!r} is at least {self.minimum}, got {value!r}", fix=self.doc)
-        # Not value > maximum: nan is not a number of the range either.
         if self.maximum is not None and value is not None and not value <= self.maximum:
             raise OptionError(f"option {self.name!r} is at most {self.maximum}, got {value!r}", fix=self.doc)
 

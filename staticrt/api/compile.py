@@ -20,6 +20,7 @@ from staticrt.api.options import checked_options
 from staticrt.api.sources import callable_of
 from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
+from staticrt.executor.prepare import example_arguments
 from staticrt.executor.sharded import ShardedExecutor, is_sharded
 from staticrt.frontend.arguments.names import named_like
 from staticrt.frontend.dynamo.parallel import calling, is_parallel
@@ -365,11 +366,7 @@ def compile(module: Any, example_inputs: Any = None, *, dynamic: bool | None = N
     else:
         compiled = CompiledFunction(module, parsed)
     if example_inputs is not None:
-        if isinstance(example_inputs, torch.Tensor):
-            example_inputs = (example_inputs,)
-        args = () if isinstance(example_inputs, dict) else tuple(example_inputs)
-        kwargs = dict(example_inputs) if isinstance(example_inputs, dict) else {}
-        ready = compiled._executor.prepare(args, kwargs)
+        ready = compiled._executor.prepare(*example_arguments(example_inputs))
         if ready.raised:
             warnings.warn(f"staticrt: example_inputs are {ready}", stacklevel=2)
     return compiled

@@ -20,6 +20,7 @@ from staticrt.archive.programs import BUFFER, CONSTANT, PARAMETER, TEMPORARY_BUF
 from staticrt.errors import ArchiveError
 from staticrt.executor.executor import Executor
 from staticrt.executor.explanation import explanation
+from staticrt.executor.prepare import example_arguments
 from staticrt.executor.state import ExecutorState
 from staticrt.frontend.arguments.structure import Structure
 from staticrt.frontend.guards.process_state import autocast_text
@@ -62,7 +63,7 @@ def save(
             selects the kernels. Give them if results must come from the same kernels on all machines.
 
     Raises:
-        ArchiveError: the model has no trace, or a trace holds an object that cannot be saved.
+        ArchiveError: the model has no trace or refuses `example_inputs`, or a trace holds an object that cannot be saved.
     """
     executor = compiled.__inspectable__() if hasattr(type(compiled), "__inspectable__") else None
     if not isinstance(executor, Executor):
@@ -71,10 +72,9 @@ def save(
             fix="staticrt.save(staticrt.compile(module), path, example_inputs=...)",
         )
     if example_inputs is not None:
-        if isinstance(example_inputs, torch.Tensor):
-            example_inputs = (example_inputs,)
-        args = () if isinstance(example_inputs, dict) else tuple(example_inputs)
-        executor.prepare(args, dict(example_inputs) if isinstance(example_inputs, dict) else {})
+        ready = executor.prepare(*example_arguments(example_inputs))
+        if ready.raised:
+            raise ArchiveError(f"example_inputs are {ready}", fix="pass inputs that the model takes")
     state = executor.snapshot()
     traces = _traces(state)
     builder = _C.ArchiveBuilder()
@@ -285,7 +285,7 @@ def _warn_not_exported(what: str, name: str, error: BaseException, stacklevel: i
 
 
 def _write(path: str | os.PathLike[str] | IO[bytes], write: Callable[[IO[bytes]], None]) -> None:
-    if not isinstance(path, (str, os.PathLike)):
+    if hasattr(path, "write") and not isinstance(path, os.PathLike):
         # torch's writer needs offsets from the start of a file, so write to a buffer first.
         buffer = io.BytesIO()
         write(buffer)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils import _pytree as pytree
 
+from staticrt.errors import InputError
 from staticrt.frontend.arguments.structure import Flattener
 from staticrt.runtime.cached_trace import CachedTrace, Failure
 from staticrt.runtime.call import Call
@@ -46,6 +47,18 @@ class Readiness:
             f"ready: arena {self.arena_bytes} bytes (lower bound {self.lower_bound_bytes}), "
             f"packed weights {self.packed_bytes} bytes"
         )
+
+
+def example_arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, given as a tuple or list of them, a dict of keyword arguments, or one tensor."""
+    if isinstance(example, (tuple, list)):
+        return tuple(example), {}
+    if isinstance(example, torch.Tensor):
+        return (example,), {}
+    if isinstance(example, dict):
+        return (), dict(example)
+    kind = type(example).__name__
+    raise InputError(f"example inputs are a tuple, a list, a dict or a tensor, got {kind}", fix="pass (x,)")
 
 
 class ArgumentsChanged(Exception):

@@ -210,7 +210,8 @@ def test_options_reach_the_runtime_and_unknown_ones_are_named():
     ("options", "message"),
     [
         ({"activation_memory_budget": 2}, "is at most 1, got 2"),
-        ({"activation_memory_budget": float("nan")}, "is at most 1, got nan"),
+        ({"activation_memory_budget": float("nan")}, "is at least 0, got nan"),
+        ({"trace_seconds": float("nan")}, "is at least 0, got nan"),
         ({"activation_memory_budget": -0.5}, "is at least 0"),
         ({"donate": ("x",)}, "option 'donate' names arguments of a function"),
         ({"max_prepared": True}, "takes int or None, got True"),

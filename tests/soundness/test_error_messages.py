@@ -65,6 +65,37 @@ def test_example_inputs_that_the_model_refuses_are_told(wrong):
         staticrt.compile(Cut(), example_inputs=(torch.ones(4, 4),))  # it is split, which is not a mistake
 
 
+@torch.no_grad()
+def test_a_file_is_not_saved_without_the_trace_that_was_asked_for(tmp_path):
+    path, compiled = tmp_path / "model.pt2", staticrt.compile(nn.Linear(4, 4))
+    compiled(torch.ones(2, 4))
+    with pytest.raises(ArchiveError, match=r"example_inputs are not ready: .*reduction"):
+        staticrt.save(compiled, path, example_inputs=(torch.ones(2, 5),))
+    assert not path.exists()
+    staticrt.save(compiled, path, example_inputs=(torch.ones(3, 4),))
+    assert staticrt.load(path)(torch.ones(3, 4)).shape == (3, 4)
+
+
+@pytest.mark.parametrize("use", ["compile", "save", "prepare_many"])
+def test_example_inputs_of_another_kind_are_told(use, tmp_path):
+    compiled = staticrt.compile(nn.Linear(4, 4))
+    calls = {
+        "compile": lambda: staticrt.compile(nn.Linear(4, 4), example_inputs=3),
+        "save": lambda: staticrt.save(
+            compiled, tmp_path / "model.pt2", example_inputs=torch.ones(2, 4).numpy()
+        ),
+        "prepare_many": lambda: compiled.prepare_many(["x"]),
+    }
+    with pytest.raises(InputError, match="example inputs are a tuple, a list, a dict or a tensor, got"):
+        calls[use]()
+
+
+@pytest.mark.parametrize("path", [None, 3])
+def test_what_is_no_path_is_told_where_a_file_is_saved(path):
+    with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object"):
+        staticrt.save(staticrt.compile(nn.Linear(4, 4)), path, (torch.ones(2, 4),))
+
+
 @pytest.mark.parametrize("way", ["called", "prepared", "training"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_a_wrong_dtype_raises_what_eager_raises_and_leaves_no_trace(dtype, way):

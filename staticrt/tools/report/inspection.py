@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from staticrt.errors import InputError
 from staticrt.executor.executor import Executor
+from staticrt.executor.prepare import example_arguments
 from staticrt.frontend.progress import each
 from staticrt.runtime.explain.inspectable import Inspectable
 
@@ -105,17 +106,10 @@ class Tools:
         """
         found = inspectable(self)
         is_shown = not isinstance(found, Executor) or found.options.progress
-        ready = []
-        for call in each(list(calls), _sizes, f"preparing {found.name}", is_shown):
-            args = (
-                (call,) if isinstance(call, torch.Tensor) else () if isinstance(call, dict) else tuple(call)
-            )
-            kwargs = dict(call) if isinstance(call, dict) else {}
-            if isinstance(found, Executor):  # a model may have an attribute `prepare` of its own
-                ready.append(found.prepare(args, kwargs))
-            else:
-                ready.append(self.prepare(*args, **kwargs))
-        return ready
+        examples = map(example_arguments, each(list(calls), _sizes, f"preparing {found.name}", is_shown))
+        if isinstance(found, Executor):  # a model may have an attribute `prepare` of its own
+            return [found.prepare(*example) for example in examples]
+        return [self.prepare(*args, **kwargs) for args, kwargs in examples]
 
     @tool
     def profile(self, *args: Any, runs: int = 20, **kwargs: Any) -> ProfileReport:
