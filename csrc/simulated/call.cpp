@@ -95,9 +95,8 @@ void dropout(torch::jit::Stack& stack, at::Generator generator) {
   stack = {output, mask};
 }
 
-// Whether a kernel without a generator argument will draw: only the CPU's attention can, and only if it
-// drops.
-bool draws_by_itself(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+// Whether a call of an operator that may draw does: attention does only if it drops.
+bool draws_numbers(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
   for (size_t i = 0; i < schema.arguments().size(); ++i)
     if (schema.arguments()[i].name() == "dropout_p") return stack[i].toDouble() > 0;
   return schema.name() != "aten::_fused_sdp_choice";
@@ -223,7 +222,9 @@ void Call::add(const at::Tensor& tensor, TensorArgument argument) {
 }
 
 void Call::take_seed() {
-  if (!op_.hasTag(at::Tag::nondeterministic_seeded) || draws_for_nothing(tensors_)) return;
+  if (!op_.hasTag(at::Tag::nondeterministic_seeded) || !draws_numbers(schema(), values_) ||
+      draws_for_nothing(tensors_))
+    return;
   at::Generator generator = device().generator();
   if (generator_ && values_[*generator_].isGenerator()) generator = values_[*generator_].toGenerator();
   TORCH_CHECK(generator.device().type() == kDeviceType,
@@ -376,10 +377,9 @@ void Call::call_seeded(torch::jit::Stack& stack) const {
     dropout(stack, at::detail::createCPUGenerator(*seed_));
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(!draws_by_itself(schema(), stack), name(),
+  TORCH_CHECK_NOT_IMPLEMENTED(false, name(),
                               " draws random numbers from the CPU's default generator, which other threads "
                               "use; call it with dropout_p=0");
-  call(stack);
 }
 
 }  // namespace staticrt::simulated

@@ -1,5 +1,6 @@
 #include "simulated/fallback.h"
 
+#include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
@@ -246,6 +247,16 @@ void run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::S
   for (c10::IValue& result : results) stack->push_back(std::move(result));
 }
 
+// One kernel, as on devices that have kernels of attention; composed, it is eight. What drops values is
+// composed, since the CPU's kernel would draw for itself.
+void attention(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  constexpr size_t kDropout = 4;
+  if ((*stack)[stack->size() - op.schema().arguments().size() + kDropout].toDouble() > 0)
+    op.callBoxedForDispatchKey(c10::DispatchKey::AutogradPrivateUse1, *stack);
+  else
+    run_boxed(op, keys, stack);
+}
+
 }  // namespace
 
 std::vector<alloc::SimRange> ranges_of(const std::vector<Use>& uses) {
@@ -272,6 +283,11 @@ void enqueue(SimulatedDevice& device, const std::string& name, std::function<voi
 
 void register_fallback(torch::Library& all, torch::Library& aten) {
   all.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
+  aten.impl("_scaled_dot_product_attention_math", torch::CppFunction::makeFromBoxedFunction<&attention>());
+  // Autograd differentiates what it is composed of.
+  static auto* autograd = new torch::Library(torch::Library::IMPL, "aten",
+                                             c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+  autograd->impl("_scaled_dot_product_attention_math", &at::native::_scaled_dot_product_attention_math);
   // Kernels for all backends, which only raise or return another layout, would take precedence over the
   // fallback.
   // _safe_softmax is a kernel of its own on devices that have one; composed, it is six.
