@@ -68,7 +68,7 @@ _FUNCTIONS = frozenset({
     "sys._current_frames", "sys.get_int_max_str_digits", "gc.isenabled", "gc.get_count", "gc.get_stats",
     "gc.get_threshold", "gc.get_objects", "gc.get_referrers", "_decimal.getcontext", "_decimal.setcontext",
     "_locale.localeconv", "_weakref.getweakrefcount", "gc.collect", "gc.enable", "gc.disable",
-    "gc.set_threshold", "gc.freeze", "gc.unfreeze", "torch._C._to_dlpack", "torch._C._to_dlpack_versioned",
+    "gc.set_threshold", "_csv.field_size_limit", "gc.freeze", "gc.unfreeze", "torch._C._to_dlpack", "torch._C._to_dlpack_versioned",
     "_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale",
     "torch.is_inference_mode_enabled", "torch.is_autocast_cache_enabled",  # off while a model is traced
 })  # fmt: skip
@@ -83,7 +83,7 @@ _CACHES = "functools._lru_cache_wrapper"
 _METHODS = frozenset({"type.__subclasses__", f"{_CACHES}.cache_info", f"{_CACHES}.cache_clear"})
 # Functions without arguments and effects: their answers are compared in each call, by value.
 ANSWERED: tuple[Any, ...] = (
-    *(os.getcwd, os.getpid, _thread.get_ident, _thread.get_native_id),
+    *(os.getcwd, os.getpid, _thread.get_ident, _thread.get_native_id, abc.get_cache_token),
     *settings_of_torch(),
 )
 _LOCKS: tuple[type, ...] = (
@@ -98,6 +98,13 @@ _TOLD_TYPES = (
     *(operator.attrgetter, operator.itemgetter, operator.methodcaller),
 )
 _hidden_names: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
+_opaque: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+# Classes of C whose objects cannot change, or are compared.
+_KNOWN_PACKAGES = frozenset({
+    "builtins", "types", "typing", "functools", "collections", "operator", "re", "weakref", "datetime", "array",
+    "threading", "torch", "numpy", "staticrt", "_abc", "_collections", "_ctypes", "_json", "_random", "_struct", "_thread",
+})  # fmt: skip
+_KNOWN_TYPES = frozenset({"decimal.Decimal", "zoneinfo.ZoneInfo", "_contextvars.ContextVar"})
 # The others depend on the time zone.
 _CLOCKS = frozenset({"now", "today", "utcnow", "fromtimestamp", "astimezone", "timestamp"})
 _TENSOR_ESCAPES = frozenset({
@@ -311,6 +318,27 @@ def hidden_names(kind: type) -> frozenset[str]:
         )
         _hidden_names[kind] = found
     return found
+
+
+def is_opaque(kind: type) -> bool:
+    """Whether only C code knows what a class's objects hold, which may change while no guard sees it."""
+    found = _opaque.get(kind)
+    if found is None:
+        base = next(each for each in kind.__mro__ if _package(each) in _KNOWN_PACKAGES or _is_of_c(each))
+        is_known = _package(base) in _KNOWN_PACKAGES or f"{base.__module__}.{base.__name__}" in _KNOWN_TYPES
+        is_known |= "function_record" in base.__name__  # of a function that was made with pybind11
+        is_iterator = isinstance(getattr(kind, "__next__", None), types.WrapperDescriptorType)
+        found = _opaque[kind] = is_iterator or kind is types.CellType or not is_known
+    return found
+
+
+def _package(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_of_c(kind: type) -> bool:
+    methods = (types.WrapperDescriptorType, types.MethodDescriptorType)
+    return any(isinstance(each, methods) and each.__objclass__ is kind for each in vars(kind).values())
 
 
 def judge(function: Any) -> int:

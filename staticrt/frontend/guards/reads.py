@@ -47,7 +47,6 @@ from staticrt.torch_private import default_process_group
 
 _MISSING = object()
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
-_BUILTINS = frozenset(vars(builtins))
 LOOKS_UP_MODULE = "looks up a module by a name that it computes"
 _SERIALIZATION = torch.serialization.__file__
 _PROCESS_GROUPS = os.path.join("distributed", "distributed_c10d.py")
@@ -151,10 +150,9 @@ class Reads:
         locks = global_locks(frame)
         for name in wanted & scope.keys():
             self._global(scope, name, names, frame if is_model else None, name in locks)
-        self._builtins(scope, names)
+        self._builtins(scope, wanted)
         if not is_model:
             return
-        self._snapshot.add_scope(scope, wanted - scope.keys())
         for name in code.co_freevars:
             if not _is_local(frame, name):
                 self._free(frame, name, names)
@@ -214,11 +212,10 @@ class Reads:
         scope, filename = function.__globals__, function.__code__.co_filename
         if is_user_file(filename):
             self._snapshot.add_model_names(names)
-            self._builtins(scope, names)
             wanted = names if names & FIND_GLOBALS else global_ones
+            self._builtins(scope, wanted)
             for name in wanted & scope.keys():
                 self._global(scope, name, frozenset(names), None)
-            self._snapshot.add_scope(scope, wanted - scope.keys())
             imported = names & sys.modules.keys()
             self._snapshot.add_scope(sys.modules, imported)
             for name in imports:
@@ -239,7 +236,7 @@ class Reads:
         self._tables(names)
 
     def _builtins(self, scope: dict[str, Any], names: Set[str]) -> None:
-        absent = (_BUILTINS & names) - scope.keys()
+        absent = names - scope.keys()
         if absent:
             self._snapshot.add_scope(scope, absent)
             self._snapshot.add_scope(vars(builtins), absent)

@@ -51,7 +51,7 @@ class Snapshot(Walk):
         """A hidden member that the code may reach, as "module.Class.method"."""
         if self._hidden_method is not None:
             return self._hidden_method
-        for path in self._iterators:
+        for path in self._opaque:
             if is_named(re.sub(r"\[.*\]$", "", path), self.read_names):
                 return path
         for kind, names in self._hidden.items():

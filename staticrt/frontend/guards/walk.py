@@ -25,7 +25,7 @@ from staticrt import tuning
 from staticrt.frontend.guards.answers import Answers
 from staticrt.frontend.guards.caches import CacheRecord, holds_fakes, is_recorded
 from staticrt.frontend.guards.decimal_context import is_decimal
-from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_own_random
+from staticrt.frontend.guards.effects import hidden_names, is_hidden, is_opaque, is_own_random
 from staticrt.frontend.guards.object_records import (
     ClassRecord,
     FunctionRecord,
@@ -103,7 +103,7 @@ class Walk(Answers):
         self.caches: list[CacheRecord] = []
         self._lists_classes = False
         self._reads_modules = False  # code reads `sys.modules` by names
-        self._iterators: list[str] = []  # paths of those whose place is known to C alone
+        self._opaque: list[str] = []  # paths of iterators and other objects whose state C alone knows
         self._memory = TensorMemory()
         self.gradients: dict[int, torch.Tensor | None] = {}  # of tensors when they were met, by id
         self.may_draw = False  # from a `random.Random` of its own
@@ -326,8 +326,8 @@ class Walk(Answers):
             return ()
         if is_recorded(value):
             return [*self._cache(path, value), *self._object(path, value)]
-        if isinstance(getattr(type(value), "__next__", None), types.WrapperDescriptorType):
-            self._iterators.append(path)
+        if is_opaque(type(value)):
+            self._opaque.append(path)
         return self._object(path, value)
 
     def _cache(self, path: str, cache: Any) -> Iterable[tuple[str, Any]]:
@@ -362,6 +362,7 @@ class Walk(Answers):
         own = isinstance(value, threading.local)
         if isinstance(value, logging.Logger):
             self._loggers += logger_records(value)
+            self._hidden["logging.Logger"] = {"handlers", "hasHandlers"}
             return ()
         if package in _SYSTEM and not own:
             return ()

@@ -10,6 +10,7 @@ from tests.soundness.state_kinds import (  # noqa: F401 - each module registers 
     functions,
     kept,
     library,
+    objects_of_c,
     process,
     torch_state,
 )
@@ -24,6 +25,8 @@ RUN_EAGERLY = frozenset(
         *("lock_that_is_held", "name_of_thread", "recursion_limit", "seed_of_torch", "size_of_cache"),
         *("digest", "computed_name_among_modules", "context_variable", "list_in_context_variable"),
         "module_by_dunder_import",
+        "limit_of_csv_fields",
+        *objects_of_c.OPAQUE,
     )
 )
 # What Dynamo's guards do not see, whatever the backend.

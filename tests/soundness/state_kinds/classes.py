@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import functools
 import inspect
 import operator
 
@@ -403,3 +404,20 @@ def same_class_registered_with_abstract_one():
         lambda x: x * (2.0 if issubclass(type(held), Abstract) else 1.0),
         lambda _number: Abstract.register(Held),
     )
+
+
+@kind
+def abstract_class_that_a_function_dispatches_on():
+    @functools.singledispatch
+    def scale(_held):
+        return 1.0
+
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    class Held:
+        pass
+
+    scale.register(Abstract, lambda _held: 2.0)
+    held = Held()
+    return lambda x: x * scale(held), lambda _number: Abstract.register(Held)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import csv
 import importlib.util
 import logging
 import operator
@@ -253,3 +255,23 @@ def recursion_limit():
     return lambda x: x * (sys.getrecursionlimit() % 7), lambda number: sys.setrecursionlimit(
         1000 + int(number)
     )
+
+
+@kind
+def name_that_builtins_get_later():
+    def read(x):
+        try:
+            return x * staticrt_scale  # type: ignore[name-defined]
+        except NameError:
+            return x
+
+    change = lambda number: setattr(builtins, "staticrt_scale", number)  # noqa: E731
+    change.restore = lambda: vars(builtins).pop("staticrt_scale", None)
+    return read, change
+
+
+@kind
+def limit_of_csv_fields():
+    change = lambda number: csv.field_size_limit(int(number * 1000))  # noqa: E731
+    change.restore = lambda: csv.field_size_limit(131072)
+    return lambda x: x * csv.field_size_limit(), change
