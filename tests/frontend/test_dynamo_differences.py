@@ -36,6 +36,10 @@ def formats_a_number(_model, x):
     return x + 1, format(x.sum().item(), ".3f"), format(x.shape[0], "03d")
 
 
+def rounds_a_number(_model, x):
+    return x + 1, round(int(x.sum()), -1), round(x.sum().item() / 3, 1)
+
+
 def discards_and_adds(model, x):
     model.members.discard(1)
     model.members.add(1)
@@ -248,8 +252,8 @@ def test_what_dynamo_runs_otherwise_is_eagers(body, gradients):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("body", [shows_a_number, formats_a_number])
-def test_texts_of_numbers_are_eagers(body, gradients):
+@pytest.mark.parametrize("body", [shows_a_number, formats_a_number, rounds_a_number])
+def test_texts_and_rounded_numbers_are_eagers(body, gradients):
     compiled = staticrt.compile(Model(body))
     for rows in (2, 2, 3, 1):
         x = torch.ones(rows, 2, requires_grad=gradients)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true, statically_known_true
 
 import staticrt
 from tests.support.against_eager import check
@@ -172,3 +173,10 @@ def test_operators_of_python_broadcast(name):
             assert fast(left, right).equal(f(left, right))
     assert fast.explain().traces, fast.explain()
     assert not fast.explain().eager, fast.explain()
+
+
+@pytest.mark.parametrize("ask", [guard_or_false, guard_or_true, statically_known_true])
+def test_a_model_asks_what_is_known_of_a_size(ask):
+    """Of a number, all three answer what is true of it."""
+    compiled = staticrt.compile(lambda x: x * (2 if ask(x.shape[0] == 4) else 3))
+    assert [compiled(torch.ones(n))[0].item() for n in (4, 3, 5, 4)] == [2, 3, 3, 2]

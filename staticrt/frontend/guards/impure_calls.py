@@ -68,6 +68,10 @@ _FIND_SPEC = importlib.util.find_spec.__code__
 _SYMBOLIC: tuple[Any, ...] = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _TEXT_OF_NUMBER = {id(kind.__repr__.__code__) for kind in _SYMBOLIC}
 _HASH_OF_NUMBER = {id(kind.__hash__.__code__) for kind in _SYMBOLIC}
+# Functions of torch whose answer, of a symbolic size, holds for all sizes instead of this one.
+_ASK_OF_SIZES = frozenset(
+    {"guard_or_false", "guard_or_true", "statically_known_true", "statically_known_false"}
+)
 # These catch the TypeError of a number without a hash, and compute the same without their cache.
 _DO_WITHOUT_HASH = {("einops.einops", "_apply_recipe"), ("einops.einops", "_apply_recipe_array_api")}
 
@@ -187,7 +191,8 @@ class Watcher:
             if is_layer_file(filename):
                 self._reads.enter(frame)
                 return _KINDS.LOUD
-            return _KINDS.LOUD | (_KINDS.REPORTED if returns_setting(code) else 0)
+            is_told = returns_setting(code) or code.co_name in _ASK_OF_SIZES
+            return _KINDS.LOUD | (_KINDS.REPORTED if is_told else 0)
         module = library_module(filename)
         if module is None:
             return _KINDS.IGNORED
