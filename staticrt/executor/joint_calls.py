@@ -351,12 +351,11 @@ class JointCalls:
         from staticrt.frontend.tracing.tracer import current_tracer
         from staticrt.shapes.size_env import NeedsShapeEnv
         from staticrt.training.checkpoints import checkpoints
-        from staticrt.training.decomposed.decompositions import eager_operators, recurrent_networks
+        from staticrt.training.decomposed.decompositions import eager_operators
         from staticrt.training.joint_program import build_joint
 
         try:
             with (
-                recurrent_networks(),
                 eager_operators(),
                 checkpoints(current_tracer),
                 torch.autograd.graph.disable_saved_tensors_hooks(_HOOKED),

@@ -35,7 +35,7 @@ from staticrt.runtime.explain.explanation import EagerReport, Explanation
 from staticrt.runtime.fast_call import FastPath
 from staticrt.training.assigned_weights import AssignedWeights
 from staticrt.training.checkpoints import checkpoints, recompute_parts
-from staticrt.training.decomposed.decompositions import eager_operators, recurrent_networks
+from staticrt.training.decomposed.decompositions import eager_operators
 from staticrt.training.grad_copies import remove_copies_of_gradients
 from staticrt.training.layouts import copy_for_views, has_misplaced_batch_norm, is_laid_out_otherwise
 from staticrt.training.optim import NotReady, Recordable
@@ -283,7 +283,7 @@ class CompiledStep:
                 decide=decide,
             )
             try:
-                with recurrent_networks(), eager_operators(), checkpoints(current_tracer, reentrant=True):
+                with eager_operators(), checkpoints(current_tracer, reentrant=True):
                     return trace_with_any_sizing(request)
             except CannotTrace as error:
                 if not decide or error.reason != BROADCASTS:

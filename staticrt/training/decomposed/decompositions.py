@@ -36,11 +36,11 @@ def recurrent_networks() -> contextlib.AbstractContextManager[None]:
     that they omit it. Inside the block, dropout with p=0 returns its argument, and dropout with p=1 draws no random
     numbers, as in eager; upstream's decomposition copies in the first case and draws in the second.
     """
-    return _in_this_thread("recurrent")
+    return _in_this_thread(eager=False)
 
 
 def eager_operators() -> contextlib.AbstractContextManager[None]:
-    """Context manager: this thread records products, resizes of images, CTC losses and cosine similarities as eager computes them.
+    """As `recurrent_networks`; products, resizes of images, CTC losses, cosine similarities too are recorded as eager computes them.
 
     Upstream's decompositions of `matmul` and `broadcast_tensors`, which most losses call, import sympy, also where all sizes
     are constants.
@@ -49,18 +49,19 @@ def eager_operators() -> contextlib.AbstractContextManager[None]:
     needs it, because functionalization in C++ does not support symbolic sizes of eager's operators. The CTC loss with
     lists of lengths makes tensors of them that no dispatch mode sees.
     """
-    return _in_this_thread("eager")
+    return _in_this_thread(eager=True)
 
 
 @contextlib.contextmanager
-def _in_this_thread(name: str) -> Iterator[None]:
+def _in_this_thread(*, eager: bool) -> Iterator[None]:
     _replace()
-    before = getattr(_thread, name)
-    setattr(_thread, name, True)
+    before = vars(_thread).copy()
+    vars(_thread).update(recurrent=True, eager=eager or _thread.eager)
     try:
         yield
     finally:
-        setattr(_thread, name, before)
+        vars(_thread).clear()
+        vars(_thread).update(before)
 
 
 def with_dropout(helper: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,6 +144,7 @@ def _replace() -> None:
     composites_of_torch: dict[Any, Callable[..., Any]] = {
         aten.ctc_loss.IntList: _ctc_loss,
         aten.cosine_similarity.default: _cosine_similarity,
+        aten.rrelu.default: _rrelu,
         aten.lstm_cell.default: _cell(aten.lstm_cell.default, composites.lstm_cell),
         aten.gru_cell.default: _cell(aten.gru_cell.default, composites.gru_cell),
         aten.rnn_tanh_cell.default: _cell(aten.rnn_tanh_cell.default, composites.rnn_cell(torch.tanh)),
@@ -220,6 +222,12 @@ def _cosine_similarity(x: torch.Tensor, y: torch.Tensor, dim: int = 1, eps: floa
 
     x, y = torch.ops.aten.broadcast_tensors.default([x, y])
     return (normalised(x) * normalised(y)).sum(dim)  # type: ignore[no-any-return]
+
+
+def _rrelu(x: torch.Tensor, lower: float, upper: float, training: bool = False, generator: Any = None) -> Any:
+    """As eager, whose result is row-major where it is random: that of the functional operator has the strides of `x`."""
+    result = _torchs(torch.ops.aten.rrelu.default, x, lower, upper, training, generator)
+    return result.contiguous() if training and _thread.recurrent else result
 
 
 def _one_hot(kernel: Callable[..., Any]) -> Callable[..., Any]:

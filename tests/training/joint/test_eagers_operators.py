@@ -125,6 +125,29 @@ def test_one_hot_codes_of_images_are_row_major():
     assert joint_calls(compiled) == 2, compiled.explain()
 
 
+@pytest.mark.parametrize("start", [staticrt.compile, lambda f: torch.compile(f, backend="staticrt")])
+@pytest.mark.parametrize("layout", ["transposed", "channels_last", "strided"])
+def test_random_slopes_give_row_major_results_of_any_layout(start, layout, fresh_dynamo):
+    run = lambda x: F.rrelu(x, training=True)  # noqa: E731
+    compiled = start(run)
+    for seed in (1, 2):
+        memory = torch.linspace(-1, 1, 96).view(2, 3, 4, 4)
+        x = {
+            "transposed": memory.transpose(0, 1),
+            "channels_last": memory.contiguous(memory_format=torch.channels_last),
+            "strided": memory[..., ::2],
+        }[layout].requires_grad_()
+        results = []
+        for each in (compiled, run):
+            torch.manual_seed(seed)
+            out = each(x)
+            (slope,) = torch.autograd.grad(out.square().sum(), x)
+            results.append((out, slope, torch.rand(2)))
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+        assert results[0][0].stride() == results[1][0].stride()
+        assert results[0][1].stride() == results[1][1].stride()
+
+
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("rows", [(), (3,)])
 @pytest.mark.parametrize("loss", [nn.MultiMarginLoss, nn.MultiLabelMarginLoss])
