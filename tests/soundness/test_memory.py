@@ -185,6 +185,17 @@ def test_out_tensors_are_resized(function):
     check(function, lambda: (*rows(), torch.empty(0), torch.empty(0, dtype=torch.long)))
 
 
+def test_an_own_out_tensor_is_resized_to_another_layout_than_the_operators():
+    """Numbers are drawn before it, so that a graph that fails cannot be made good by an eager call."""
+
+    def function(x):
+        dropped = torch.nn.functional.dropout(x, 0.5)
+        places = torch.sort(x[:, :1], out=(x[:, :1] + 1, torch.empty(0).long()))[1]
+        return dropped, places, places + 1
+
+    check(function, lambda: (torch.arange(5.0).view(1, 5),))
+
+
 @pytest.mark.parametrize("out", ["o", "torch.ones(5)"], ids=["argument", "own"])
 def test_a_resized_out_tensor_with_elements_is_warned_of_in_eagers_words(out):
     names = {"torch": torch}

@@ -18,7 +18,7 @@ from torch import fx
 
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import shares_storage, storage_of
-from staticrt.frontend.tracing.tracer import Tracer
+from staticrt.frontend.tracing.tracer import Tracer, expressions
 
 aten = torch.ops.aten
 
@@ -240,7 +240,7 @@ class _Functionalizer:
             if node.target not in _OF_ALL or not isinstance(node.args[0], fx.Node):
                 return False
             node = self._canonical(node.args[0])
-        return _strides(self._value(view)) == _strides(view.meta["val"])
+        return expressions(self._value(view).stride()) == expressions(view.meta["val"].stride())
 
     def _values(self, args: tuple[Any, ...]) -> list[Any]:
         return [self._value(arg) for arg in args]
@@ -313,8 +313,12 @@ class _Functionalizer:
                 value if function is None else self._call(inverse_view, function, base, value, args, kwargs)
             )
             node = parent
-        if _strides(value) != _strides(node.meta["val"]):  # memory keeps its layout when it is written
-            value = self._call(aten.copy.default, self.env[node], value)
+        # Memory keeps its layout when it is written.
+        memory, kept = self.env[node], node.meta["val"]
+        if expressions(value.stride()) != expressions(kept.stride()):
+            if node.meta.get("is_resized"):
+                memory = self._call(aten.new_empty_strided.default, value, kept.shape, kept.stride())
+            value = self._call(aten.copy.default, memory, value)
         self.version[storage] += 1
         self.env[node] = value
         self.current[node] = self.version[storage]
@@ -379,7 +383,3 @@ def written_args(node: fx.Node) -> list[fx.Node]:
             if isinstance(item, fx.Node):
                 found.append(item)
     return found
-
-
-def _strides(tensor: torch.Tensor) -> list[Any]:
-    return [s.node.expr if isinstance(s, torch.SymInt) else s for s in tensor.stride()]

@@ -19,6 +19,7 @@ from torch import fx
 from staticrt import tuning
 from staticrt.frontend.reasons import CannotTrace
 from staticrt.frontend.tracing.maybe_views import SizesDecideViews, shares_storage, storage_of
+from staticrt.frontend.tracing.tracer import expressions
 from staticrt.shapes.fake_results import is_contiguous
 from staticrt.shapes.rules.layout import is_dense
 from staticrt.shapes.size_checks import env_of, statically_known_true
@@ -222,8 +223,4 @@ def _numbers(values: Any) -> list[int]:
 
 
 def _place(value: torch.Tensor) -> tuple[Any, ...]:
-    return _expressions((*value.shape, None, *value.stride(), value.storage_offset(), value.dtype))
-
-
-def _expressions(values: Any) -> tuple[Any, ...]:
-    return tuple(v.node.expr if isinstance(v, torch.SymInt) else v for v in values)
+    return expressions((*value.shape, None, *value.stride(), value.storage_offset(), value.dtype))

@@ -65,7 +65,7 @@ MARKS = frozenset({BACKWARD, AUTOGRAD_NODE, NO_GRAD, CHECKPOINT})
 _LABELS = frozenset({"profiler::_record_function_enter_new", "profiler::_record_function_exit"})
 
 
-def _expressions(numbers: Sequence[int]) -> tuple[Any, ...]:
+def expressions(numbers: Sequence[Any]) -> tuple[Any, ...]:
     """Sizes or strides of a fake tensor, to compare without guards."""
     return tuple(n.node.expr if isinstance(n, torch.SymInt) else n for n in numbers)
 
@@ -247,15 +247,17 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if key is not None and self.unbacked.pending() == known:
                 fake_memo.remember(self.fake_mode, *key, out)
         for target, (size, strides) in zip(outs, layouts, strict=True):
-            if _expressions(target.shape) == _expressions(size):
+            if expressions(target.shape) == expressions(size):
                 # torch's rule of `sort` gives it other strides, which eager does not.
-                if _expressions(target.stride()) != _expressions(strides):
+                if expressions(target.stride()) != expressions(strides):
                     target.as_strided_(size, strides)
             elif 0 not in size or self._is_shared(target):
                 raise CannotTrace(
                     "out= of another size, which eager resizes, has elements, is an argument or has views",
                     even_in_parts=True,
                 )
+            else:  # what its node has recorded has the new size, too
+                self.tensors.nodes[id(target)].meta["is_resized"] = True
         if fake_kwargs.get("generator") is not None:
             raise CannotTrace("random numbers of a generator of their own")
         if func in _SECRET_VIEWS:
