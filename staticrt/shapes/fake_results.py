@@ -21,8 +21,12 @@ _NORMAL = (int, size_expr.Expr)  # equal values have one form
 _SymInt = torch.SymInt  # asked of each size of each result
 
 
+class Unknown(Exception):
+    """No rule knows the result: torch's rule decides, or raises the error."""
+
+
 def rule(*ops: Any) -> Callable[[Rule], Rule]:
-    """Register a rule: (fake_mode, *args, **kwargs) -> fake result, or None."""
+    """Register a rule: (fake_mode, *args, **kwargs) -> fake result; None, or `Unknown` raised, where it knows none."""
 
     def register(function: Rule) -> Rule:
         for op in ops:

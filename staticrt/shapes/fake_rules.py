@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from staticrt.shapes.fake_results import RULES, Rule
+from staticrt.shapes.fake_results import RULES, Rule, Unknown
 from staticrt.shapes.rules import (  # importing a family registers its rules
     convolutions,  # noqa: F401
     ctc,  # noqa: F401
@@ -45,7 +45,10 @@ def fake_by_rule(mode: Any, op: Any, args: Sequence[Any], kwargs: Mapping[str, A
         RuntimeError: the arguments do not fit together.
     """
     found = rule_of(op)
-    return None if found is None else found(mode, *args, **kwargs)
+    try:
+        return None if found is None else found(mode, *args, **kwargs)
+    except Unknown:
+        return None
 
 
 def rule_of(op: Any) -> Rule | None:

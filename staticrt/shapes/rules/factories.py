@@ -92,8 +92,7 @@ def _like(mode: Any, x: torch.Tensor, *, memory_format: Any = None, **options: A
     place = _device(known.get("layout"), known["device"], known.get("pin_memory"))
     if x.layout != torch.strided or x.is_quantized or place is None:
         return None
-    strides = copied_strides(mode, x, memory_format)
-    return None if strides is None else fresh(mode, x.shape, strides, known["dtype"], place)
+    return fresh(mode, x.shape, copied_strides(mode, x, memory_format), known["dtype"], place)
 
 
 rule(aten.arange.default)(lambda mode, end, **options: _range(mode, 0, end, **options))
@@ -173,8 +172,7 @@ def _converted(
         return None
     if place is None or place != x.device:
         return None
-    strides = copied_strides(mode, x, memory_format)
-    return None if strides is None else new(mode, x.shape, x, strides, dtype=dtype)
+    return new(mode, x.shape, x, copied_strides(mode, x, memory_format), dtype=dtype)
 
 
 @rule(aten.clone.default, aten.lift_fresh_copy.default)

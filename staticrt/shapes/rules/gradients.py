@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import (
+    Unknown,
     agree,
     channels_last_strides,
     contiguous_strides,
@@ -71,11 +72,11 @@ def _is_one_kind(first: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _suggested(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
-    """Strides in the memory format that `x` suggests; None where symbols or dimensions of size 1 make it ambiguous."""
+def _suggested(mode: Any, x: torch.Tensor) -> Sequence[Any]:
+    """Strides in the memory format that `x` suggests; raises `Unknown` where symbols or dimensions of size 1 make it ambiguous."""
     rows = contiguous_strides(mode, x.shape)
     if not is_contiguous(x) and agree_on_rows(x.stride(), rows, x.shape):
-        return None
+        raise Unknown
     return suggested_strides(mode, x, x.shape)
 
 
@@ -98,8 +99,8 @@ def _iterated(mode: Any, gradient: torch.Tensor, saved: torch.Tensor, *rest: Any
     """Operators that TensorIterator runs over both tensors."""
     if not _is_one_kind(gradient, saved) or gradient.device.type not in cpu_kernels:
         return None
-    layout = pointwise_layout(mode, [gradient, saved])
-    return None if layout is None else new(mode, layout[0], gradient, layout[1])
+    sizes, strides = pointwise_layout(mode, [gradient, saved])
+    return new(mode, sizes, gradient, strides)
 
 
 @rule(
@@ -137,20 +138,19 @@ def _glu_backward(mode: Any, gradient: torch.Tensor, x: torch.Tensor, dim: int) 
 
 @rule(aten.native_dropout.default)
 def _dropout(mode: Any, x: torch.Tensor, p: float, train: bool | None) -> Any:
-    own = preserved_strides(mode, x) if train and _is_one_kind(x, x) else None
-    if own is None:
+    if not train or not _is_one_kind(x, x):
         return None
-    mask = new(mode, x.shape, x, own, dtype=torch.bool)
-    layout = pointwise_layout(mode, [x, mask])
-    return None if layout is None else (new(mode, x.shape, x, layout[1]), mask)
+    mask = new(mode, x.shape, x, preserved_strides(mode, x), dtype=torch.bool)
+    _sizes, strides = pointwise_layout(mode, [x, mask])
+    return new(mode, x.shape, x, strides), mask
 
 
 @rule(aten.native_dropout_backward.default)
 def _dropout_backward(mode: Any, gradient: torch.Tensor, mask: torch.Tensor, scale: float) -> Any:
     if not _is_one_kind(gradient, gradient) or mask.dtype != torch.bool:
         return None
-    layout = pointwise_layout(mode, [gradient, mask])
-    return None if layout is None else new(mode, layout[0], gradient, layout[1])
+    sizes, strides = pointwise_layout(mode, [gradient, mask])
+    return new(mode, sizes, gradient, strides)
 
 
 # -- products ----------------------------------------------------------------------------------------------------------
@@ -202,8 +202,6 @@ def _convolution_backward(
         return None
     # One row of channels is row-major in every layout.
     strides = _suggested(mode, x) if x.dim() == 4 else contiguous_strides(mode, x.shape)
-    if strides is None:
-        return None
     is_image = not is_contiguous(x) and isinstance(strides[1], int) and strides[1] == 1
     own = channels_last_strides(mode, weight.shape) if is_image and x.dim() == 4 else None
     return (
@@ -261,8 +259,6 @@ def _batch_norm_alone(mode: Any, x: torch.Tensor, weight: Any, bias: Any, traini
     if not training or x.dim() < 2 or not are_rows(weight, bias) or not _are_of_one_kind(x, weight, bias):
         return None
     strides = _suggested(mode, x)
-    if strides is None:
-        return None
     return new(mode, x.shape, x, strides), *(new(mode, x.shape[1:2], x) for _ in range(2))
 
 
@@ -284,8 +280,6 @@ def _batch_norm_backward(
     if x.dim() < 2 or not _are_of_one_kind(gradient, x) or not are_rows(weight, *statistics):
         return None
     strides = _suggested(mode, x)
-    if strides is None:
-        return None
     made = [new(mode, x.shape, x, strides), *(new(mode, x.shape[1:2], x) for _ in range(2))]
     return tuple(value if wants else None for value, wants in zip(made, wanted, strict=True))
 
@@ -298,7 +292,7 @@ def _group_norm(
     if x.dtype not in (torch.float32, torch.float64) or not _are_of_one_kind(x, weight, bias) or x.dim() < 3:
         return None
     strides = _suggested(mode, x)
-    if strides is None or not all(map(same_stride, x.stride(), strides)):
+    if not all(map(same_stride, x.stride(), strides)):
         return None  # the kernel refuses it
     _check(channels % groups == 0)
     return new(mode, x.shape, x, strides), *(new(mode, [batch, groups], x) for _ in range(2))
@@ -312,7 +306,7 @@ def _group_norm_backward(
     if x.dtype not in (torch.float32, torch.float64) or x.dim() < 3:
         return None
     strides = _suggested(mode, x)
-    if strides is None or not _are_of_one_kind(gradient, x, mean, rstd, weight):
+    if not _are_of_one_kind(gradient, x, mean, rstd, weight):
         return None
     made = [new(mode, x.shape, x, strides), *(new(mode, [channels], x) for _ in range(2))]
     return tuple(value if wants else None for value, wants in zip(made, wanted, strict=True))
@@ -402,8 +396,9 @@ def _embedding_backward(
     aten.max_pool2d_with_indices_backward.default,
 )
 def _pool_backward(mode: Any, gradient: torch.Tensor, x: torch.Tensor, *rest: Any) -> Any:
-    strides = _suggested(mode, x) if x.dim() in (3, 4) and _are_of_one_kind(gradient, x) else None
-    return None if strides is None else new(mode, x.shape, x, strides)
+    if x.dim() not in (3, 4) or not _are_of_one_kind(gradient, x):
+        return None
+    return new(mode, x.shape, x, _suggested(mode, x))
 
 
 rule(aten.unsafe_split.Tensor)(_split)

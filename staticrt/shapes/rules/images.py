@@ -7,27 +7,29 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import agree, new, rule
+from staticrt.shapes.fake_results import Unknown, agree, new, rule
 from staticrt.shapes.rules.layout import new_as_suggested, suggested_strides
 from staticrt.shapes.size_checks import check as _check
 
 aten = torch.ops.aten
 
 
-def _pair(value: Any) -> list[int] | None:
-    """A parameter of two dimensions as two numbers; None if it is not one or two plain numbers."""
+def _pair(value: Any) -> list[int]:
+    """A parameter of two dimensions as two numbers; raises `Unknown` if it is not one or two plain numbers."""
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     values = values * 2 if len(values) == 1 else values
-    return values if len(values) == 2 and all(type(v) is int for v in values) else None
+    if len(values) != 2 or any(type(v) is not int for v in values):
+        raise Unknown
+    return values
 
 
 def _pooled_size(size: Any, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Any:
-    """The number of windows that fit; None where only a guard could tell (`pooling_output_shape` of ATen)."""
+    """The number of windows that fit; raises `Unknown` where only a guard could tell (`pooling_output_shape` of ATen)."""
     reach = dilation * (kernel - 1) + 1
     if not ceil_mode:
         return (size + 2 * padding - reach) // stride + 1
     if padding + stride > reach:  # a last window that begins in the padding is left out
-        return None
+        raise Unknown
     return (size + 2 * padding - reach + stride - 1) // stride + 1
 
 
@@ -41,24 +43,17 @@ def _pooled(
     ceil_mode: bool,
 ) -> Any:
     kernel, steps, pads, spread = _pair(window), _pair(stride or window), _pair(padding), _pair(dilation)
-    if x.dim() != 4 or x.is_quantized or kernel is None or steps is None or pads is None or spread is None:
-        return None
-    if min(*kernel, *steps, *spread) < 1 or any(
-        p < 0 or 2 * p > k for p, k in zip(pads, kernel, strict=True)
-    ):
-        return None
+    fits = all(0 <= 2 * p <= k for p, k in zip(pads, kernel, strict=True))
+    if x.dim() != 4 or x.is_quantized or min(*kernel, *steps, *spread) < 1 or not fits:
+        raise Unknown
     sizes = [
         _pooled_size(*numbers, ceil_mode)
         for numbers in zip(x.shape[2:], kernel, steps, pads, spread, strict=True)
     ]
-    if None in sizes:
-        return None
     strides = suggested_strides(mode, x, [*x.shape[:2], *sizes])
-    if strides is None:
-        return None
     for size in (*sizes, *x.shape[1:]):  # a window of padding alone is refused
         _check(size > 0)
-    return [*x.shape[:2], *sizes], strides
+    return new(mode, [*x.shape[:2], *sizes], x, strides)
 
 
 @rule(aten.max_pool2d.default)
@@ -71,16 +66,13 @@ def _max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Any:
-    found = _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
-    return None if found is None else new(mode, found[0], x, found[1])
+    return _pooled(mode, x, window, stride, padding, dilation, ceil_mode)
 
 
 @rule(aten.max_pool2d_with_indices.default)
 def _max_pool_with_indices(mode: Any, x: Any, *how: Any, **keywords: Any) -> Any:
     values = _max_pool(mode, x, *how, **keywords)
-    return (
-        None if values is None else (values, new(mode, values.shape, x, values.stride(), dtype=torch.int64))
-    )
+    return values, new(mode, values.shape, x, values.stride(), dtype=torch.int64)
 
 
 @rule(aten.avg_pool2d.default)
@@ -96,8 +88,7 @@ def _avg_pool(
 ) -> Any:
     if divisor_override == 0 or not x.dtype.is_floating_point:
         return None
-    found = _pooled(mode, x, window, stride, padding, 1, ceil_mode)
-    return None if found is None else new(mode, found[0], x, found[1])
+    return _pooled(mode, x, window, stride, padding, 1, ceil_mode)
 
 
 @rule(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import agree, contiguous_strides, is_contiguous, new, rule, same
+from staticrt.shapes.fake_results import Unknown, agree, contiguous_strides, is_contiguous, new, rule, same
 from staticrt.shapes.rules.layout import (
     broadcast_sizes,
     broadcast_strides,
@@ -22,19 +22,17 @@ aten = torch.ops.aten
 _INDICES = (torch.int64, torch.int32)
 
 
-def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[Any], list[list[Any]]] | None:
+def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[Any], list[list[Any]]]:
     """Sizes of `x[indices]`, and the strides of each operand in them (`AdvancedIndex` of TensorAdvancedIndexing.cpp)."""
     given = [i for i in indices if i is not None]
     if not given or len(indices) > x.dim() or not is_plain(x):
-        return None
+        raise Unknown
     if any(i.dtype not in _INDICES or i.device != x.device or not is_plain(i) for i in given):
-        return None
+        raise Unknown
     # torch raises where a dimension of size 0 is indexed.
     if any(isinstance(size, int) and size == 0 for size in x.shape):
-        return None
+        raise Unknown
     chosen = broadcast_sizes(given)
-    if chosen is None:
-        return None
     taken = [d for d, index in enumerate(indices) if index is not None]
     left = [d for d in range(x.dim()) if d not in taken]
     together = taken == list(range(taken[0], taken[-1] + 1))
@@ -48,7 +46,7 @@ def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[A
             shape = [*lead, *index.shape, *trail]
             strides: Sequence[Any] = contiguous_strides(mode, shape)
         elif any(isinstance(x.shape[d], int) and x.shape[d] == 1 for d in left):
-            return None  # the strides of the dimensions that reshaping adds would matter
+            raise Unknown  # the strides of the dimensions that reshaping adds would matter
         else:
             shape = [*lead, *chosen, *trail]
             strides = [*lead, *broadcast_strides(index.shape, index.stride(), chosen), *trail]
@@ -58,21 +56,16 @@ def _indexed(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> tuple[list[A
 
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(mode: Any, x: torch.Tensor, indices: Sequence[Any]) -> Any:
-    found = _indexed(mode, x, indices)
-    if found is None:
-        return None
-    sizes, rows = found
+    sizes, rows = _indexed(mode, x, indices)
     if any(isinstance(size, int) and size == 0 for size in sizes):
         return None
-    strides = ordered(mode, rows, sizes)
-    return None if strides is None else new(mode, sizes, x, strides)
+    return new(mode, sizes, x, ordered(mode, rows, sizes))
 
 
 def _can_put(mode: Any, x: torch.Tensor, indices: Sequence[Any], values: torch.Tensor) -> bool:
-    found = _indexed(mode, x, indices)
-    if found is None or values.dtype != x.dtype or values.device != x.device or not is_plain(values):
+    sizes, _rows = _indexed(mode, x, indices)
+    if values.dtype != x.dtype or values.device != x.device or not is_plain(values):
         return False
-    sizes = found[0]
     missing = len(sizes) - values.dim()
     return missing >= 0 and all(
         (isinstance(own, int) and own == 1) or agree(own, size)
@@ -87,8 +80,7 @@ def _index_put(
     by_mask = _can_put_one(x, indices, values) and not accumulate
     if not by_mask and not _can_put(mode, x, indices, values):
         return None
-    strides = preserved_strides(mode, x)
-    return None if strides is None else new(mode, x.shape, x, strides)
+    return new(mode, x.shape, x, preserved_strides(mode, x))
 
 
 def _can_put_one(x: torch.Tensor, indices: Sequence[Any], value: torch.Tensor) -> bool:
@@ -214,7 +206,7 @@ def _slice_scatter(
     length = src.shape[dim] if found is None else steps_in(found[1], step)
     wanted = [length if d == dim else size for d, size in enumerate(x.shape)]
     strides = own_strides(mode, x)
-    if strides is None or length is None or not all(map(agree, wanted, src.shape)):
+    if length is None or not all(map(agree, wanted, src.shape)):
         return None
     return new(mode, x.shape, x, strides)
 
@@ -224,6 +216,6 @@ def _select_scatter(mode: Any, x: torch.Tensor, src: torch.Tensor, dim: int, ind
     if src.dtype != x.dtype or not is_plain(x):
         return None
     part, strides = select(mode, x, dim, index), own_strides(mode, x)
-    if part is None or strides is None or part.dim() != src.dim():
+    if part is None or part.dim() != src.dim():
         return None
     return new(mode, x.shape, x, strides) if all(map(agree, part.shape, src.shape)) else None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import (
+    Unknown,
     agree,
     below,
     channels_last_strides,
@@ -42,8 +43,7 @@ def _cat(mode: Any, tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
     sizes = list(first.shape)
     for other in joined[1:]:
         sizes[dim] = sizes[dim] + other.shape[dim]
-    strides = _joined_strides(mode, tensors, sizes)
-    return None if strides is None else new(mode, sizes, first, strides, dtype=_common_dtype(tensors))
+    return new(mode, sizes, first, _joined_strides(mode, tensors, sizes), dtype=_common_dtype(tensors))
 
 
 def _is_nothing(x: torch.Tensor) -> bool:
@@ -65,12 +65,14 @@ def _promoted(a: torch.dtype, b: torch.dtype) -> torch.dtype:
         return torch.promote_types(a, b)
 
 
-def _joined_strides(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Sequence[Any] | None:
+def _joined_strides(mode: Any, tensors: Sequence[torch.Tensor], sizes: Sequence[Any]) -> Sequence[Any]:
     """Channels last if all tensors suggest it (`cat_compute_output_memory_format` of TensorShape.cpp)."""
     answers = [suggests_image(mode, t) for t in tensors]
     if False in answers:
         return contiguous_strides(mode, sizes)
-    return None if None in answers else channels_last_strides(mode, sizes)
+    if None in answers:
+        raise Unknown
+    return channels_last_strides(mode, sizes)
 
 
 @rule(aten.stack.default)

@@ -118,7 +118,7 @@ def _group_norm(
     if not x.dtype.is_floating_point or x.dim() < 2:
         return None
     strides = suggested_strides(mode, x, x.shape)
-    if strides is None or any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
+    if any(extra is not None and extra.dtype != x.dtype for extra in (weight, bias)):
         return None
     _check(x.shape[1] % groups == 0)
     return new(mode, x.shape, x, strides)
@@ -182,8 +182,9 @@ def _attention(
         return new(mode, [batch, heads, length, size], query)
     head_stride, row_stride = query.stride()[1:3]
     if not isinstance(head_stride, int) or not isinstance(row_stride, int) or head_stride >= row_stride:
-        own = preserved_strides(mode, query) if is_dense(mode, query.shape, query.stride()) else None
-        return None if own is None else new(mode, [batch, heads, length, size], query, own)
+        if not is_dense(mode, query.shape, query.stride()):
+            return None
+        return new(mode, [batch, heads, length, size], query, preserved_strides(mode, query))
     strides = contiguous_strides(mode, [batch, length, heads, size])
     return new(mode, [batch, heads, length, size], query, [strides[0], strides[2], strides[1], strides[3]])
 
@@ -195,8 +196,6 @@ def _matmul(mode: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     if not agree(a.shape[-1], b.shape[-2 if b.dim() > 1 else 0]):
         return None
     sizes = broadcast([list(a.shape[:-2]), list(b.shape[:-2])])
-    if sizes is None:
-        return None
     rows, columns = a.shape[-2:-1], b.shape[-1:] if b.dim() > 1 else []
     # The kernel returns a row-major result for every input layout.
     return new(mode, [*sizes, *rows, *columns], a)
@@ -237,7 +236,7 @@ def _resized_backward(
         return None
     keeps_format = _KEEPS_FORMAT.fullmatch(name)
     strides = suggested_strides(mode, grad, sizes) if keeps_format else contiguous_strides(mode, sizes)
-    return None if strides is None else new(mode, sizes, grad, strides)
+    return new(mode, sizes, grad, strides)
 
 
 def _takes(name: str, x: torch.Tensor) -> bool:

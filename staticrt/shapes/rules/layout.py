@@ -14,6 +14,7 @@ import torch
 
 from staticrt.shapes import size_division, size_expr
 from staticrt.shapes.fake_results import (
+    Unknown,
     agree,
     channels_last_strides,
     contiguous_strides,
@@ -27,13 +28,13 @@ from staticrt.shapes.fake_results import (
 from staticrt.shapes.size_checks import env_of
 
 
-def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any] | None:
-    """The sizes that all tensors are broadcast to; None: torch's rule decides."""
+def broadcast_sizes(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The sizes that all tensors are broadcast to; raises `Unknown` where they do not fit."""
     return broadcast([tensor.shape for tensor in tensors])
 
 
-def broadcast(shapes: Sequence[Sequence[Any]]) -> list[Any] | None:
-    """The common sizes after broadcasting; None: torch's rule decides."""
+def broadcast(shapes: Sequence[Sequence[Any]]) -> list[Any]:
+    """The common sizes after broadcasting; raises `Unknown` where they do not fit."""
     if len(shapes) == 1:
         return list(shapes[0])
     rank = max(map(len, shapes))
@@ -46,7 +47,7 @@ def broadcast(shapes: Sequence[Sequence[Any]]) -> list[Any] | None:
             if isinstance(own, int) and own == 1:
                 sizes[dim] = size
             elif not agree(own, size):
-                return None
+                raise Unknown
     return sizes
 
 
@@ -55,30 +56,29 @@ def pointwise_layout(
     tensors: Sequence[torch.Tensor],
     wraps_number: bool = False,
     cast: Sequence[bool] = (),
-) -> tuple[Sequence[Any], Sequence[Any]] | None:
-    """Sizes and strides of a pointwise operator's result; None where they depend on symbols or the sizes do not fit.
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Sizes and strides of a pointwise operator's result.
 
     Args:
         wraps_number: one operand is a number, wrapped in a tensor without dimensions.
         cast: which operands are copied to another dtype before.
+
+    Raises:
+        Unknown: they depend on symbols, or the sizes do not fit.
     """
     sizes = broadcast_sizes(tensors)
-    if sizes is None:
-        return None
     if all(map(is_contiguous, tensors)):
         return sizes, contiguous_strides(mode, sizes)
     if 0 in [size for size in sizes if isinstance(size, int)]:
-        return None  # strides of a tensor of nothing
-    operands: list[tuple[Sequence[Any], Sequence[Any]]] = []
-    for index, tensor in enumerate(tensors):
-        strides = preserved_strides(mode, tensor) if cast and cast[index] else tensor.stride()
-        if strides is None:
-            return None
-        operands.append((tensor.shape, strides))
+        raise Unknown  # strides of a tensor of nothing
+    operands: list[tuple[Sequence[Any], Sequence[Any]]] = [
+        (tensor.shape, preserved_strides(mode, tensor) if cast and cast[index] else tensor.stride())
+        for index, tensor in enumerate(tensors)
+    ]
     found = _common_layout(mode, operands, sizes) if not wraps_number or not sizes else None
     if found is None:
         found = ordered(mode, [broadcast_strides(*operand, sizes) for operand in operands], sizes)
-    return None if found is None else (sizes, found)
+    return sizes, found
 
 
 def _common_layout(mode: Any, operands: Sequence[Any], sizes: Sequence[Any]) -> Sequence[Any] | None:
@@ -123,21 +123,27 @@ def is_dense(mode: Any, sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
     return True
 
 
-def preserved_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
-    """Strides of a copy of `x` in `torch.preserve_format`: its own, or dense ones in their order (`empty_like`)."""
+def preserved_strides(mode: Any, x: torch.Tensor) -> Sequence[Any]:
+    """Strides of a copy of `x` in `torch.preserve_format`: its own, or dense ones in their order (`empty_like`).
+
+    Raises:
+        Unknown: they depend on symbols.
+    """
     sizes = x.shape
     if is_contiguous(x):
         return x.stride()
     if 0 in [size for size in sizes if isinstance(size, int)]:
-        return None
+        raise Unknown
     if is_dense(mode, sizes, x.stride()):
         return x.stride()
     return ordered(mode, [x.stride()], sizes)
 
 
-def own_strides(mode: Any, x: torch.Tensor) -> Sequence[Any] | None:
-    """The strides of `x`, which `clone_preserve_strides` keeps; None where elements may overlap."""
-    return x.stride() if is_dense(mode, x.shape, x.stride()) or _has_elements_apart(x) else None
+def own_strides(mode: Any, x: torch.Tensor) -> Sequence[Any]:
+    """The strides of `x`, which `clone_preserve_strides` keeps; raises `Unknown` where elements may overlap."""
+    if not is_dense(mode, x.shape, x.stride()) and not _has_elements_apart(x):
+        raise Unknown
+    return x.stride()
 
 
 def _has_elements_apart(x: torch.Tensor) -> bool:
@@ -162,33 +168,31 @@ def _hint(number: Any) -> Any:
     return number if type(number) is int else number.node.hint
 
 
-def copied_strides(
-    mode: Any, x: torch.Tensor, memory_format: torch.memory_format | None
-) -> Sequence[Any] | None:
-    """Strides of a copy of `x` in a memory format; None where they depend on symbols or the rank does not fit."""
+def copied_strides(mode: Any, x: torch.Tensor, memory_format: torch.memory_format | None) -> Sequence[Any]:
+    """Strides of a copy of `x` in a memory format; raises `Unknown` where they depend on symbols, or the rank does not fit."""
     if memory_format is None or memory_format is torch.preserve_format:
         return preserved_strides(mode, x)
     if memory_format is torch.contiguous_format:
         return contiguous_strides(mode, x.shape)
-    fits = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim()) is memory_format
-    return channels_last_strides(mode, x.shape) if fits else None
+    if {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim()) is not memory_format:
+        raise Unknown
+    return channels_last_strides(mode, x.shape)
 
 
-def suggested_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> Sequence[Any] | None:
-    """Strides for `sizes` in the memory format that `x` suggests; None where that depends on symbols.
+def suggested_strides(mode: Any, x: torch.Tensor, sizes: Sequence[Any]) -> Sequence[Any]:
+    """Strides for `sizes` in the memory format that `x` suggests; raises `Unknown` where that depends on symbols.
 
     Source: c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`.
     """
     is_image = suggests_image(mode, x)
     if is_image is None:
-        return None
+        raise Unknown
     return channels_last_strides(mode, sizes) if is_image else contiguous_strides(mode, sizes)
 
 
-def new_as_suggested(mode: Any, sizes: Sequence[Any], x: torch.Tensor) -> torch.Tensor | None:
-    """A fake tensor of `sizes` with `suggested_strides`; None where these are unknown."""
-    strides = suggested_strides(mode, x, sizes)
-    return None if strides is None else new(mode, sizes, x, strides)
+def new_as_suggested(mode: Any, sizes: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
+    """A fake tensor of `sizes` with `suggested_strides`."""
+    return new(mode, sizes, x, suggested_strides(mode, x, sizes))
 
 
 def suggests_image(mode: Any, x: torch.Tensor) -> bool | None:
@@ -217,15 +221,13 @@ def suggests_image(mode: Any, x: torch.Tensor) -> bool | None:
     return True if any(env_of(shape[dim]) is not None and shape[dim] > 1 for dim in inner) else None
 
 
-def ordered(mode: Any, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> list[Any] | None:
-    """Dense strides in the order of dimensions that the operands' strides ask for."""
+def ordered(mode: Any, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> list[Any]:
+    """Dense strides in the order of dimensions that the operands' strides ask for; raises `Unknown` where symbols decide it."""
     order = list(range(len(sizes)))[::-1]  # from the innermost
     for i in range(1, len(order)):
         inner = i
         for outer in range(i - 1, -1, -1):
             answer = _compare(order[outer], order[inner], rows, sizes)
-            if answer is None:
-                return None
             if answer > 0:
                 order[outer], order[inner] = order[inner], order[outer]
                 inner = outer
@@ -248,34 +250,27 @@ def broadcast_strides(shape: Sequence[Any], strides: Sequence[Any], sizes: Seque
     return result
 
 
-def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> int | None:
-    """1: the dimensions change places, -1: they do not, 0: undecided by this operand; None: it depends on symbols."""
+def _compare(dim0: int, dim1: int, rows: Sequence[Sequence[Any]], sizes: Sequence[Any]) -> int:
+    """1: the dimensions change places, -1: they do not, 0: undecided by this operand."""
     for row in rows:
         stride0, stride1 = row[dim0], row[dim1]
         if (isinstance(stride0, int) and stride0 == 0) or (isinstance(stride1, int) and stride1 == 0):
             continue
-        order = _order(expression(stride0), expression(stride1))
-        if order is None:
-            order = _ordered_here(stride0, stride1)
-        if order is None:
-            return None
-        if order:
+        if order := _ordered_here(stride0, stride1):
             return order
-        by_size = _order(expression(sizes[dim0]), expression(sizes[dim1]))
-        if by_size is None:
-            by_size = _ordered_here(sizes[dim0], sizes[dim1])
-        if by_size is None:
-            return None
-        if by_size > 0:
+        if _ordered_here(sizes[dim0], sizes[dim1]) > 0:
             return 1
     return 0
 
 
-def _ordered_here(a: Any, b: Any) -> int | None:
-    """The order of two strides or sizes in this call, with a guard; None for symbols of torch's."""
+def _ordered_here(a: Any, b: Any) -> int:
+    """The order of two strides or sizes, of our symbols in this call, with a guard; raises `Unknown` for torch's symbols."""
+    always = _order(expression(a), expression(b))
+    if always is not None:
+        return always
     env = env_of(a) or env_of(b)
     if env is None:
-        return None
+        raise Unknown
     first, second = (size_expr.as_expr(expression(x)) for x in (a, b))
     known = size_division.order(first, second, env.is_at_least)
     if known is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import Rule, below, is_contiguous, new, rule, same
+from staticrt.shapes.fake_results import Rule, Unknown, below, is_contiguous, new, rule, same
 from staticrt.shapes.rules.layout import broadcast_sizes, own_strides, pointwise_layout, preserved_strides
 from staticrt.shapes.rules.views import is_plain
 
@@ -51,8 +51,6 @@ def pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any
     """The result of an operator that computes each element from the operands' elements at the same index."""
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     found = _dtype_of(op, tensors, args, kwargs)
-    if found is None:
-        return None
     if op._schema.is_mutable:
         target = args[0]
         return target if _fits_into(target, tensors) and _writable(target) else None
@@ -61,12 +59,10 @@ def pointwise(wraps: bool, op: Any, mode: Any, *args: Any, **kwargs: Any) -> Any
         wraps and op is not aten.pow.Tensor_Scalar and any(not isinstance(v, torch.Tensor) for v in args)
     )
     cast = _casts(op, tensors, found, args)
-    if cast is None:
-        return None
     if op._schema.name == "aten::rsub":
         tensors = tensors[::-1]
     layout = pointwise_layout(mode, tensors, wraps_number=wraps_number, cast=cast)
-    return None if layout is None else new(mode, layout[0], tensors[0], layout[1], dtype=found)
+    return new(mode, layout[0], tensors[0], layout[1], dtype=found)
 
 
 rule(aten.max.other)(functools.partial(pointwise, True, aten.maximum.default))
@@ -75,53 +71,38 @@ rule(aten.min.other)(functools.partial(pointwise, True, aten.minimum.default))
 
 def _dtype_of(
     op: Any, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> torch.dtype | None:
-    """The dtype of a result; None for arguments of other kinds."""
-    if not tensors:
-        return None
-    device = tensors[0].device
-    if not all(is_plain(t) and t.device == device for t in tensors):
-        return None
-    try:
-        return _asked(
-            op,
-            torch.get_default_dtype(),
-            tuple(map(_kind, args)),
-            tuple((k, _kind(kwargs[k])) for k in kwargs),
-        )
-    except _NotServed:
-        return None
+) -> torch.dtype:
+    """The dtype of a result; raises `Unknown` for arguments of other kinds."""
+    if not tensors or not all(is_plain(t) and t.device == tensors[0].device for t in tensors):
+        raise Unknown
+    named = tuple((name, _kind(value)) for name, value in kwargs.items())
+    return _asked(op, torch.get_default_dtype(), tuple(map(_kind, args)), named)
 
 
 def _casts(
     op: Any, tensors: Sequence[torch.Tensor], dtype: torch.dtype, args: Sequence[Any]
-) -> Sequence[bool] | None:
-    """Which operands are first copied to a common dtype, as on the CPU; None if unknown."""
+) -> Sequence[bool]:
+    """Which operands are first copied to a common dtype, as on the CPU; raises `Unknown` where it depends on more."""
     kinds = {t.dtype for t in tensors}
     if kinds == {dtype} or all(map(is_contiguous, tensors)):
         return ()
     if op in _CONSTANT_OF_INTS and not tensors[0].dtype.is_floating_point:
-        return None
+        raise Unknown
     if op in _WHERE:
-        return () if kinds <= {torch.bool, dtype} else None
+        if not kinds <= {torch.bool, dtype}:
+            raise Unknown
+        return ()
     if dtype == torch.bool:
         if len(tensors) == 1 and len(args) == 1:
             return ()  # a question about each element
-        try:
-            dtype = _asked(aten.mul.Tensor, torch.get_default_dtype(), tuple(map(_kind, args)), ())
-        except _NotServed:
-            return None
+        dtype = _asked(aten.mul.Tensor, torch.get_default_dtype(), tuple(map(_kind, args)), ())
     if any(t.dtype.is_complex for t in tensors):
-        return None
+        raise Unknown
     return [t.dtype != dtype for t in tensors]
 
 
 _CONSTANT_OF_INTS = (aten.isinf.default, aten.isposinf.default, aten.isneginf.default, aten.isfinite.default)
 _WHERE = (aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
-
-
-class _NotServed(Exception):
-    """torch refuses the arguments, or they are of a kind without a rule."""
 
 
 def _kind(value: Any) -> Any:
@@ -134,7 +115,7 @@ def _kind(value: Any) -> Any:
         return (int, 1)
     if isinstance(value, torch.SymFloat):
         return (float, 1.0)
-    raise _NotServed
+    raise Unknown
 
 
 @functools.lru_cache(maxsize=4096)
@@ -144,13 +125,13 @@ def _asked(
     """torch's answer for tensors of one element.
 
     Raises:
-        _NotServed: it is an error, which the call itself will tell.
+        Unknown: it is an error, which the call itself will tell.
     """
     with below():
         try:
             result = op(*map(_sample, args), **{name: _sample(kind) for name, kind in kwargs})
         except (RuntimeError, TypeError, ValueError, ArithmeticError) as error:
-            raise _NotServed from error
+            raise Unknown from error
     dtype: torch.dtype = result.dtype
     return dtype
 
@@ -166,15 +147,14 @@ def _sample(kind: Any) -> Any:
 def _power_of_number(mode: Any, number: Any, x: torch.Tensor) -> Any:
     found = _dtype_of(aten.pow.Scalar, [x], (number, x), {})
     # The kernel returns a row-major result for every input layout.
-    return None if found is None else new(mode, x.shape, x, dtype=found)
+    return new(mode, x.shape, x, dtype=found)
 
 
 @rule(aten.hardtanh.default, aten.relu6.default, aten.nan_to_num.default)
 def _clipped(mode: Any, x: torch.Tensor, *limits: Any) -> Any:
-    strides = preserved_strides(mode, x)
-    if strides is None or not x.dtype.is_floating_point or any(type(v) not in _PLAIN for v in limits):
+    if not x.dtype.is_floating_point or any(type(v) not in _PLAIN for v in limits):
         return None
-    return new(mode, x.shape, x, strides)
+    return new(mode, x.shape, x, preserved_strides(mode, x))
 
 
 @rule(aten.log_sigmoid.default)
@@ -194,16 +174,15 @@ def _writable(x: torch.Tensor) -> bool:
 def _fits_into(a: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the result of these tensors has the sizes of `a`."""
     sizes = broadcast_sizes(tensors)
-    return sizes is not None and len(sizes) == a.dim() and all(map(same, sizes, a.shape))
+    return len(sizes) == a.dim() and all(map(same, sizes, a.shape))
 
 
 @rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def _masked_fill(mode: Any, x: torch.Tensor, mask: torch.Tensor, value: Any) -> Any:
     if not _can_fill(x, mask, value):
         return None
-    sizes = broadcast_sizes([x, mask])
     # The kernel returns a row-major result for every input layout.
-    return None if sizes is None else new(mode, sizes, x)
+    return new(mode, broadcast_sizes([x, mask]), x)
 
 
 @rule(aten.masked_fill_.Scalar, aten.masked_fill_.Tensor)
@@ -228,8 +207,7 @@ def _can_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> bool:
 def _fill(mode: Any, x: torch.Tensor, value: Any) -> Any:
     if not is_plain(x) or (isinstance(value, torch.Tensor) and value.dim()):
         return None
-    strides = preserved_strides(mode, x)
-    return None if strides is None else new(mode, x.shape, x, strides)
+    return new(mode, x.shape, x, preserved_strides(mode, x))
 
 
 @rule(aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default)
@@ -261,5 +239,4 @@ def _copied(mode: Any, x: torch.Tensor, source: torch.Tensor, non_blocking: bool
     fits = is_plain(x) and is_plain(source) and x.device == source.device and _fits_into(x, [x, source])
     if not fits or x.dtype.is_complex != source.dtype.is_complex:
         return None
-    strides = own_strides(mode, x)
-    return None if strides is None else new(mode, x.shape, x, strides)
+    return new(mode, x.shape, x, own_strides(mode, x))

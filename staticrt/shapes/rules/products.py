@@ -22,8 +22,7 @@ def _is_one_kind(*tensors: torch.Tensor) -> bool:
 
 def _fits(added: torch.Tensor, sizes: Sequence[Any]) -> bool:
     """Whether a tensor is broadcast to these sizes."""
-    found = broadcast([sizes, added.shape]) if added.dim() <= len(sizes) else None
-    return found is not None and all(map(same, found, sizes))
+    return added.dim() <= len(sizes) and all(map(same, broadcast([sizes, added.shape]), sizes))
 
 
 @rule(aten.addmm.default)
@@ -50,8 +49,7 @@ def _cross(mode: Any, a: torch.Tensor, b: torch.Tensor, *, dim: int = -1) -> Any
         return None
     if not agree(a.shape[dim], 3) or not agree(b.shape[dim], 3):
         return None
-    sizes = broadcast([a.shape, b.shape])
-    return None if sizes is None else new(mode, sizes, a)
+    return new(mode, broadcast([a.shape, b.shape]), a)
 
 
 @rule(aten.linalg_solve_triangular.default)
@@ -69,8 +67,6 @@ def _solve_triangular(
     if not agree(a.shape[-1], b.shape[-2 if left else -1]):
         return None
     batch = broadcast([a.shape[:-2], b.shape[:-2]])
-    if batch is None:
-        return None
     rows, columns = b.shape[-2:]
     *outer, row, column = contiguous_strides(mode, [*batch, columns, rows])
     return new(mode, [*batch, rows, columns], b, [*outer, column, row])  # LAPACK's column-major matrices

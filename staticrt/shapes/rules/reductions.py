@@ -7,20 +7,24 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import new, rule
+from staticrt.shapes.fake_results import Unknown, new, rule
 
 aten = torch.ops.aten
 
 
-def _reduced(x: torch.Tensor, dims: Any, keepdim: bool) -> list[Any] | None:
-    """Sizes without the dimensions that are summed up, row-major whatever `x` is; None where the dimensions are wrong."""
+def _reduced(x: torch.Tensor, dims: Any, keepdim: bool) -> list[Any]:
+    """Sizes without the dimensions that are summed up, row-major whatever `x` is.
+
+    Raises:
+        Unknown: the dimensions are wrong.
+    """
     rank = x.dim()
     chosen = range(rank) if not dims else [dims] if isinstance(dims, int) else dims
     if x.layout != torch.strided or not all(type(d) is int and -rank <= d < rank for d in chosen):
-        return None
+        raise Unknown
     gone = {d % rank for d in chosen}
     if len(gone) != len(chosen):
-        return None
+        raise Unknown
     if keepdim:
         return [1 if d in gone else size for d, size in enumerate(x.shape)]
     return [size for d, size in enumerate(x.shape) if d not in gone]
@@ -31,17 +35,15 @@ def _mean(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype:
     kind = x.dtype if dtype is None else dtype
     if not kind.is_floating_point or x.dtype.is_complex:
         return None
-    sizes = _reduced(x, dim, keepdim)
-    return None if sizes is None else new(mode, sizes, x, dtype=kind)
+    return new(mode, _reduced(x, dim, keepdim), x, dtype=kind)
 
 
 @rule(aten.sum.dim_IntList)
 def _sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if x.dtype.is_complex or (dtype is not None and dtype.is_complex):
         return None
-    sizes = _reduced(x, dim, keepdim)
     kind = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
-    return None if sizes is None else new(mode, sizes, x, dtype=kind)
+    return new(mode, _reduced(x, dim, keepdim), x, dtype=kind)
 
 
 rule(aten.mean.default)(lambda mode, x, *, dtype=None: _mean(mode, x, (), dtype=dtype))
@@ -57,12 +59,8 @@ def _truth_along_some(mode: Any, x: torch.Tensor, dim: Any = None, keepdim: bool
 
 
 def _truth(mode: Any, x: torch.Tensor, dims: Sequence[int], keepdim: bool = False) -> Any:
-    sizes = _reduced(x, dims, keepdim)
-    return (
-        None
-        if sizes is None
-        else new(mode, sizes, x, dtype=x.dtype if x.dtype == torch.uint8 else torch.bool)
-    )
+    kind = x.dtype if x.dtype == torch.uint8 else torch.bool
+    return new(mode, _reduced(x, dims, keepdim), x, dtype=kind)
 
 
 @rule(aten.linalg_vector_norm.default, aten.norm.ScalarOpt_dim)
@@ -71,16 +69,14 @@ def _norm(
 ) -> Any:
     if not x.dtype.is_floating_point or dtype not in (None, x.dtype) or ord not in (1, 2):
         return None
-    sizes = _reduced(x, dim, keepdim)
-    return None if sizes is None else new(mode, sizes, x)
+    return new(mode, _reduced(x, dim, keepdim), x)
 
 
 @rule(aten.var.correction, aten.std.correction)
 def _variance(
     mode: Any, x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> Any:
-    sizes = _reduced(x, dim, keepdim) if x.dtype.is_floating_point else None
-    return None if sizes is None else new(mode, sizes, x)
+    return new(mode, _reduced(x, dim, keepdim), x) if x.dtype.is_floating_point else None
 
 
 @rule(aten.var_mean.correction, aten.std_mean.correction)
@@ -91,8 +87,7 @@ def _variance_and_mean(mode: Any, x: torch.Tensor, dim: Any = None, **options: A
 
 @rule(aten.logsumexp.default)
 def _log_sum(mode: Any, x: torch.Tensor, dim: Any, keepdim: bool = False) -> Any:
-    sizes = _reduced(x, dim, keepdim) if x.dtype.is_floating_point and dim else None
-    return None if sizes is None else new(mode, sizes, x)
+    return new(mode, _reduced(x, dim, keepdim), x) if x.dtype.is_floating_point and dim else None
 
 
 @rule(aten.prod.dim_int)
@@ -103,7 +98,7 @@ def _product(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False, *, dty
 @rule(aten.amax.default, aten.amin.default)
 def _extreme(mode: Any, x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Any:
     sizes = _reduced(x, dim, keepdim)
-    if sizes is None or not all(size > 0 for size in x.shape):
+    if not all(size > 0 for size in x.shape):
         return None  # of nothing there is no extreme
     return new(mode, sizes, x)
 

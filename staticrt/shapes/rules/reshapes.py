@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from staticrt.shapes.fake_results import (
+    Unknown,
     agree,
     contiguous_strides,
     is_contiguous,
@@ -34,8 +35,6 @@ def _view(mode: Any, x: torch.Tensor, size: Sequence[Any]) -> Any:
     _assume_whole_windows(x.shape, size)
     old = list(map(_known, x.shape))
     sizes = _viewed_sizes(mode, old, list(map(_known, size)))
-    if sizes is None:
-        return None
     if not is_contiguous(x) and _has_batch_of_one(mode, x, sizes):
         sizes[0] = 1
         strides = view_strides(mode, [1, *old[1:]], x.stride(), sizes)
@@ -104,15 +103,15 @@ def _assume_whole_windows(old: Sequence[Any], wanted: Sequence[Any]) -> None:
                 check(size % n == 0)
 
 
-def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any] | None:
-    """`wanted` with its -1 worked out; None where it does not surely hold as many elements as `old`.
+def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any]:
+    """`wanted` with its -1 worked out; raises `Unknown` where it does not surely hold as many elements as `old`.
 
     A size of `old` that is guarded to be a number becomes that number.
     """
     sizes = list(wanted)
     unknown = [i for i, s in enumerate(sizes) if isinstance(s, int) and s == -1]
     if len(unknown) > 1 or any(isinstance(s, int) and s < -1 for s in sizes):
-        return None
+        raise Unknown
     for size in sizes if unknown else ():  # data may decide that one is 0: any size would do for the -1
         if not isinstance(size, int) and env_of(size) is None and not statically_known_true(size != 0):
             check(size != 0)
@@ -133,7 +132,9 @@ def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any]
     if not unknown and all(isinstance(size, int) for size in rest_old):
         for i in left:  # what they multiply to is a number, so they hardly are anything else in another call
             sizes[i] = int(sizes[i])
-        return sizes if math.prod(sizes[i] for i in left) == math.prod(rest_old) else None
+        if math.prod(sizes[i] for i in left) != math.prod(rest_old):
+            raise Unknown
+        return sizes
     if unknown and _comes_out_even(mode, rest_old, rest_new):
         sizes[unknown[0]] = product(mode, rest_old) // product(mode, rest_new)
         return sizes
@@ -142,7 +143,7 @@ def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any]
     if not unknown:
         if rest_old or rest_new:
             if not agree(product(mode, rest_old), product(mode, rest_new)):
-                return None
+                raise Unknown
             if len(rest_old) == 1 and all(isinstance(size, int) for size in rest_new):
                 old[next(i for i, size in enumerate(old) if size is rest_old[0])] = math.prod(rest_new)
         return sizes
@@ -151,7 +152,7 @@ def _viewed_sizes(mode: Any, old: list[Any], wanted: Sequence[Any]) -> list[Any]
     divisor = product(mode, rest_new)
     numbers = product(mode, [s for s in rest_old if isinstance(s, int)])
     if divisor == 0:
-        return None
+        raise Unknown
     if numbers % divisor:
         return _divided(mode, sizes, unknown[0], rest_old, rest_new)
     others = [s for s in rest_old if not isinstance(s, int)]
@@ -167,15 +168,11 @@ def _comes_out_even(mode: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:
     return statically_known_true(divisor > 0) and statically_known_true(whole % divisor == 0)
 
 
-def _divided(
-    mode: Any, sizes: list[Any], unknown: int, old: Sequence[Any], new: Sequence[Any]
-) -> list[Any] | None:
+def _divided(mode: Any, sizes: list[Any], unknown: int, old: Sequence[Any], new: Sequence[Any]) -> list[Any]:
     """`sizes` with the unknown one worked out by dividing our symbolic sizes, guarding that it comes out even."""
     whole, divisor = product(mode, old), product(mode, new)
-    if env_of(whole) is None and env_of(divisor) is None:
-        return None
-    if not divisor > 0 or whole % divisor != 0:
-        return None
+    if (env_of(whole) is None and env_of(divisor) is None) or not divisor > 0 or whole % divisor != 0:
+        raise Unknown
     sizes[unknown] = whole // divisor
     return sizes
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from staticrt.shapes.fake_results import new, rule
+from staticrt.shapes.fake_results import Unknown, new, rule
 from staticrt.shapes.rules.layout import preserved_strides
 
 aten = torch.ops.aten
@@ -39,8 +39,6 @@ def _sorted(mode: Any, x: torch.Tensor, dim: int) -> Any:
     if not _has_order(x, dim):
         return None
     strides = preserved_strides(mode, x)
-    if strides is None:
-        return None
     return new(mode, x.shape, x, strides), new(mode, x.shape, x, strides, dtype=torch.int64)
 
 
@@ -53,8 +51,6 @@ def _argsort(mode: Any, x: torch.Tensor, dim: int = -1, descending: bool = False
 @rule(aten.max.dim, aten.min.dim)
 def _extreme(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any:
     sizes = _without(x, dim, keepdim)
-    if sizes is None:
-        return None
     return new(mode, sizes, x), new(mode, sizes, x, dtype=torch.int64)
 
 
@@ -62,14 +58,13 @@ def _extreme(mode: Any, x: torch.Tensor, dim: int, keepdim: bool = False) -> Any
 def _arg_extreme(mode: Any, x: torch.Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None or x.dtype == torch.bool:
         return None
-    sizes = _without(x, dim, keepdim)
-    return None if sizes is None else new(mode, sizes, x, dtype=torch.int64)
+    return new(mode, _without(x, dim, keepdim), x, dtype=torch.int64)
 
 
-def _without(x: torch.Tensor, dim: int, keepdim: bool) -> list[Any] | None:
+def _without(x: torch.Tensor, dim: int, keepdim: bool) -> list[Any]:
     """Sizes without one dimension, which must not be empty."""
     if not _has_order(x, dim) or any(isinstance(size, int) and size == 0 for size in x.shape):
-        return None
+        raise Unknown
     sizes = list(x.shape)
     dim %= x.dim()
     if keepdim:

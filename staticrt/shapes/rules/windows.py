@@ -56,9 +56,9 @@ def _unfold(mode: Any, x: torch.Tensor, dim: int, size: Any, step: Any) -> Any:
 
 @rule(aten.broadcast_tensors.default)
 def _broadcast_tensors(mode: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    sizes = broadcast_sizes(tensors) if all(map(is_plain, tensors)) else None
-    if sizes is None:
+    if not all(map(is_plain, tensors)):
         return None
+    sizes = broadcast_sizes(tensors)
     return [
         x
         if x.dim() == len(sizes) and all(map(same, x.shape, sizes))
@@ -87,8 +87,7 @@ def _flip(mode: Any, x: torch.Tensor, dims: Sequence[int]) -> Any:
         or len({d % rank for d in dims}) != len(dims)
     ):
         return None
-    strides = preserved_strides(mode, x)
-    return None if strides is None else new(mode, x.shape, x, strides)
+    return new(mode, x.shape, x, preserved_strides(mode, x))
 
 
 @rule(aten.roll.default)
@@ -145,8 +144,7 @@ def _constant_pad(mode: Any, x: torch.Tensor, pad: Sequence[Any], value: Any = 0
         if any(env_of(p) is None for p in symbolic):
             return None
         if all(p <= 0 for p in symbolic):  # nothing is added: a slice is copied, in its own layout
-            own = preserved_strides(mode, view_of(mode, x, sizes, x.stride()))
-            return None if own is None else new(mode, sizes, x, own)
+            return new(mode, sizes, x, preserved_strides(mode, view_of(mode, x, sizes, x.stride())))
         if len(symbolic) < len([p for p in pad if not _is_zero(p)]):
             return None
     return new_as_suggested(mode, sizes, x)
