@@ -144,6 +144,8 @@ class Core {
   // Cuts `block` after `low` bytes; returns the new high part, equal in state, slot and segment.
   // REQUIRES: the block is in no index and starts no live range.
   Block& split(Block& block, Bytes low);
+  // Makes what lies in [low, high) of a Free block a Held block of its own; the rest stays Free.
+  Block& hold(Block& block, Addr low, Addr high);
   // Joins the next block into `block`. REQUIRES: both in no index.
   void absorb_next(Block& block);
   // Any state with a move to Free: merges with free neighbours (B6) and indexes the result.

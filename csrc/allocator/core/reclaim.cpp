@@ -133,16 +133,9 @@ Bytes Core::unmap_free(BlockId id, Bytes goal, bool keep_for_wake) {
     if (leaving.empty()) return 0;
     const Addr low = leaving.begin()->first;
     const Addr high = leaving.rbegin()->first + leaving.rbegin()->second.size;
-    remove_free(block);
-    Block* middle = &block;
-    if (high < block.end()) insert_free(split(block, high - block.address));
-    if (low > block.address) {
-      middle = &split(block, low - block.address);
-      insert_free(block);
-    }
-    set_state(*middle, BlockState::held);
-    held = middle->id;
-    stream = streams.stream_of(middle->slot);
+    const Block& middle = hold(block, low, high);
+    held = middle.id;
+    stream = streams.stream_of(middle.slot);
   }
   Status status = driver.stream_sync(stream);  // E4: unmap itself does not wait
   if (status.ok()) status = unmap_pages(leaving);

@@ -42,15 +42,7 @@ Status Core::stitch(const Want& want, Block** stitched) {
       Block& block = blocks[id];
       const Addr low = inside.begin()->first;
       const Addr high = inside.rbegin()->first + inside.rbegin()->second.size;
-      remove_free(block);
-      Block* lender = &block;
-      if (high < block.end()) insert_free(split(block, high - block.address));
-      if (low > block.address) {
-        lender = &split(block, low - block.address);
-        insert_free(block);
-      }
-      set_state(*lender, BlockState::held);
-      lenders.emplace_back(lender->id, std::move(inside));
+      lenders.emplace_back(hold(block, low, high).id, std::move(inside));
     }
   }
   Addr base = kNullAddr;

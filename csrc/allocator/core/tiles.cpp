@@ -51,6 +51,18 @@ Block& Core::split(Block& block, Bytes low) {
   return high;
 }
 
+Block& Core::hold(Block& block, Addr low, Addr high) {
+  remove_free(block);
+  Block* middle = &block;
+  if (high < block.end()) insert_free(split(block, high - block.address));
+  if (low > block.address) {
+    middle = &split(block, low - block.address);
+    insert_free(block);
+  }
+  set_state(*middle, BlockState::held);
+  return *middle;
+}
+
 void Core::absorb_next(Block& block) {
   Block& next = blocks[block.next];
   block.size += next.size;
