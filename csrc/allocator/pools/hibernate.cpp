@@ -6,17 +6,19 @@
 namespace staticrt::alloc {
 namespace {
 
-// Pages wholly inside discardable live blocks of the pool, by segment.
-std::map<SegmentId, std::map<Addr, Page>> discardable_pages(Core& core, PoolIndex pool) {
-  std::map<SegmentId, std::map<Addr, Page>> found;
+// Pages wholly inside discardable live blocks of the pool, those of a block together: the driver unmaps them
+// all or none.
+std::vector<std::pair<SegmentId, std::map<Addr, Page>>> discardable_pages(Core& core, PoolIndex pool) {
+  std::vector<std::pair<SegmentId, std::map<Addr, Page>>> found;
   for (const Segment& segment : core.segments.all()) {
     if (segment.pool != pool || !segment.expandable()) continue;
     for (BlockId b = segment.first; b != 0; b = core.blocks[b].next) {
       const Block& block = core.blocks[b];
       if (block.state != BlockState::live || !(block.flags & kDiscardable)) continue;
+      auto& inside = found.emplace_back(segment.id, std::map<Addr, Page>()).second;
       for (auto at = segment.pages.lower_bound(block.address);
            at != segment.pages.end() && at->first + at->second.size <= block.end(); ++at)
-        found[segment.id].insert(*at);
+        inside.insert(*at);
     }
   }
   return found;
@@ -34,7 +36,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
   const Core::Growth growth(core_);
   core_.settle_stale();
   std::vector<BlockId> idle;
-  std::map<SegmentId, std::map<Addr, Page>> discarded;
+  std::vector<std::pair<SegmentId, std::map<Addr, Page>>> discarded;
   PoolIndex index = 0;
   std::vector<std::pair<Driver*, StreamId>> all;
   {
@@ -68,7 +70,7 @@ Status Pools::hibernate(PoolId id, Bytes* released) {
   Bytes bytes = 0;
   for (const BlockId block : idle) bytes += core_.unmap_free(block, std::numeric_limits<Bytes>::max(), true);
   for (auto& [segment_id, pages] : discarded) {
-    if (!core_.unmap_pages(pages).ok()) continue;
+    if (pages.empty() || !core_.unmap_pages(pages).ok()) continue;
     const Core::Lock lock(core_);
     Segment& segment = core_.segments[segment_id];
     const Bytes gone = total_of(pages);

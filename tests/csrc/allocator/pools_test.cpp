@@ -268,6 +268,28 @@ TEST(U4_discardable_live_blocks_hibernate_too) {
   device.free(arena);
 }
 
+TEST(U4_hibernate_keeps_what_the_driver_does_not_unmap) {
+  Device device(100 * MiB);
+  CaptureScope scope(device.pools());
+  device.expect_ok(scope.begin(kPool));
+  std::vector<Addr> blocks;
+  for (int i = 0; i < 3; ++i) blocks.push_back(device.alloc(20 * MiB));
+  device.expect_ok(scope.finish());
+  for (const int i : {0, 2})
+    device.expect_ok(device.pools().set_discardable(blocks[static_cast<size_t>(i)], true));
+  device.sim().fail(SimCall::unmap, 2, Status::Error("planned", 5));
+  Bytes released = 0;
+  device.expect_ok(device.pools().hibernate(kPool, &released));
+  EXPECT_EQ(released, 20 * MiB);
+  EXPECT_EQ(device.reserved(), 40 * MiB);
+  EXPECT_EQ(device.sim().used_bytes(), 40 * MiB);
+  device.expect_ok(device.pools().wake(kPool));
+  EXPECT_EQ(device.sim().used_bytes(), 60 * MiB);
+  for (const Addr block : blocks) device.sim().write(kDefaultStream, block, 20 * MiB, 7);
+  device.sim().advance(kDefaultStream, 10);
+  for (const Addr block : blocks) device.free(block);
+}
+
 TEST(Stitch_serves_a_captured_pool_whose_pages_are_scattered) {
   Device device(100 * MiB);
   CaptureScope scope(device.pools());
