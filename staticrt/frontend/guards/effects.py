@@ -68,7 +68,7 @@ _FUNCTIONS = frozenset({
     "sys._current_frames", "sys.get_int_max_str_digits", "gc.isenabled", "gc.get_count", "gc.get_stats",
     "gc.get_threshold", "gc.get_objects", "gc.get_referrers", "_decimal.getcontext", "_decimal.setcontext",
     "_locale.localeconv", "_weakref.getweakrefcount", "gc.collect", "gc.enable", "gc.disable",
-    "gc.set_threshold", "_csv.field_size_limit", "gc.freeze", "gc.unfreeze", "torch._C._to_dlpack", "torch._C._to_dlpack_versioned",
+    "gc.set_threshold", "_csv.field_size_limit", "_contextvars.copy_context", "gc.freeze", "gc.unfreeze", "torch._C._to_dlpack", "torch._C._to_dlpack_versioned",
     "_pickle.dump", "_pickle.load", "marshal.dump", "marshal.load", "_locale.setlocale",
     "torch.is_inference_mode_enabled", "torch.is_autocast_cache_enabled",  # off while a model is traced
 })  # fmt: skip

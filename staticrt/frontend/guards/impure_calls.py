@@ -218,8 +218,10 @@ class Watcher:
             if id(code) not in self._entered:
                 self._entered.add(id(code))
                 self._enter(frame)
-            elif code.co_argcount:
-                self._reads.enter(frame)  # the same method, maybe of another class
+            else:
+                self._reads.enter(
+                    frame
+                )  # the same code, maybe of another class or of a function with other globals
             self._locks.begin(frame)
             return
         effect = torch_effects().get(id(code))

@@ -116,6 +116,9 @@ class Reads:
         self._refuse = refuse
         self.is_new: Callable[[Any], bool] = lambda _value: False  # whether the run made an object
         self._codes = CodeSet()
+        self._entered: dict[
+            int, tuple[types.CodeType, set[int]]
+        ] = {}  # with the ids of its functions' globals
         self._inner = CodeSet()  # codes of functions that functions which run make
         self._done: set[tuple[str, frozenset[str]]] = set()
         snapshot.names_are_told = snapshot.follows_code
@@ -131,9 +134,10 @@ class Reads:
         is_model = not is_torch_file(code.co_filename)
         if is_model and code.co_argcount:
             self._first_argument(frame, frame.f_locals.get(code.co_varnames[0], _MISSING))
-        if code in self._codes:
+        scope = frame.f_globals
+        if id(scope) in (entered := self._entered.setdefault(id(code), (code, set()))[1]):
             return
-        self._codes.add(code)
+        entered.add(id(scope))
         names = names_of(code)
         if lists_attributes(code, is_model):
             self._snapshot.lists_attributes = True
@@ -144,7 +148,6 @@ class Reads:
         if code not in self._inner and (function := _C.function_of(frame)) is not None:
             self._snapshot.add_function(function)
         self._inner.update(value for value in code.co_consts if isinstance(value, types.CodeType))
-        scope = frame.f_globals
         # Not what code names as attributes only: a script's loop gives `x` and `data` new values in each call.
         wanted = names if names & FIND_GLOBALS else global_names(code)
         locks = global_locks(frame)
@@ -280,7 +283,9 @@ class Reads:
         """A name in a module; `is_watched`: a lock that ends the trace when the code reads it."""
         value = scope[name]
         is_module = isinstance(value, types.ModuleType)
-        if name.startswith("__") and not is_module:  # `torch.__future__` is one
+        if name.startswith("__") and not (
+            is_module or isinstance(value, str)
+        ):  # `torch.__future__`, `__version__`
             return
         if not is_watched:
             self._check_value(value, name, frame)

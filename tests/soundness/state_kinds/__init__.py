@@ -26,6 +26,7 @@ RUN_EAGERLY = frozenset(
         *("digest", "computed_name_among_modules", "context_variable", "list_in_context_variable"),
         "module_by_dunder_import",
         "limit_of_csv_fields",
+        "copied_context",
         *objects_of_c.OPAQUE,
     )
 )
@@ -43,6 +44,7 @@ MISSED_BY_DYNAMO = frozenset(
         *("bounded_cache_that_forgets", "cache_emptied_later", "cache_of_a_method", "list_of_a_cache"),
         *("class_attribute_given_to_derived_class", "division_by_numpy", "global_of_the_library"),
         *("data_classs_default", "environment_variable_by_getenv", "first_attribute_of_function"),
+        "globals_of_functions_with_one_code",  # of which it cannot compile one whose globals no module has
         *("forward_of_layer_class_patched", "hook_of_layer", "metaclass_attribute", "nested_list"),
         *("method_of_class_replaced", "new_attribute_of_module", "same_class_registered_with_abstract_one"),
         *("module_that_is_blocked", "whether_a_module_is_there"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import ctypes
 import decimal
 import functools
@@ -262,3 +263,9 @@ def global_of_the_library():
 def digest():
     hashed = hashlib.sha256(b"a")
     return lambda x: x * hashed.digest()[0], lambda number: hashed.update(str(number).encode())
+
+
+@kind
+def copied_context():
+    scale = contextvars.ContextVar("scale", default=1.0)
+    return lambda x: x * contextvars.copy_context().get(scale, 1.0), scale.set

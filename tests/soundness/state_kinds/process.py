@@ -275,3 +275,21 @@ def limit_of_csv_fields():
     change = lambda number: csv.field_size_limit(int(number * 1000))  # noqa: E731
     change.restore = lambda: csv.field_size_limit(131072)
     return lambda x: x * csv.field_size_limit(), change
+
+
+@kind
+def text_of_a_special_name_in_a_module():
+    before = settings.__file__
+    change = lambda number: setattr(settings, "__file__", "a" * int(number * 10))  # noqa: E731
+    change.restore = lambda: setattr(settings, "__file__", before)
+    return lambda x: x * len(settings.__file__), change
+
+
+@kind
+def globals_of_functions_with_one_code():
+    def scale():
+        return NUMBER
+
+    scopes = [{"NUMBER": 1.0, "__name__": name} for name in ("a", "b")]
+    first, second = (types.FunctionType(scale.__code__, scope) for scope in scopes)
+    return lambda x: x * first() * second(), lambda number: scopes[1].update(NUMBER=number)
