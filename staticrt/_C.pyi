@@ -268,6 +268,8 @@ def add_fast_entry(
     grad_states: list[int] = ...,
     region: Region | None = ...,
     requires_grad: list[bool],
+    takes_sizes: Callable[[list[Any]], bool] | None = ...,
+    served: list[Any] = ...,
 ) -> None: ...
 def leave_to_eager(
     fast: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_calls: int

@@ -1,6 +1,7 @@
-// FastCall: the callable behind a compiled function. It serves calls that need no Python at all, those whose
-// arguments, Python state and environment match an entry and whose signature is prepared; every other call
-// goes to the Python function it was made with.
+// FastCall: the callable behind a compiled function. It serves calls whose arguments, Python state and
+// environment match an entry: without Python if their signature is prepared; and if only their sizes are new,
+// where the entry's guards of sizes, which are Python, take them. Every other call goes to the Python
+// function it was made with.
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -50,6 +51,10 @@ struct Entry {
   // input requires gradients must not change.
   std::shared_ptr<Region> region;
   std::vector<uint8_t> requires_grad;  // of each input after the model's tensors: a model may ask for it
+  // Given the inputs after the model's tensors of a call that differs in sizes only from one it served,
+  // whether the program serves that call too; None: only calls whose signature is prepared.
+  py::object takes_sizes;
+  std::optional<Signature> served;
 
   bool writes_any() const { return !written_inputs.empty() || !writes.empty(); }
   void visit(Referents& referents) const {
@@ -58,6 +63,7 @@ struct Entry {
     result.visit(referents);
     for (const auto& [number, tree] : writes) tree.visit(referents);
     referents(guard);
+    referents(takes_sizes);
   }
 };
 
@@ -98,7 +104,7 @@ class FastCall {
            size_t num_containers, const py::object& result, const py::list& writes,
            std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors, py::object guard,
            const Environment& environment, std::vector<uint8_t> grad_states, std::shared_ptr<Region> region,
-           std::vector<uint8_t> requires_grad) {
+           std::vector<uint8_t> requires_grad, py::object takes_sizes, const py::list& served) {
     auto* const state = guard.cast<StateGuard*>();
     auto entry = std::make_shared<Entry>(Entry{num_positional,
                                                {},
@@ -114,7 +120,9 @@ class FastCall {
                                                {},
                                                std::move(grad_states),
                                                std::move(region),
-                                               std::move(requires_grad)});
+                                               std::move(requires_grad),
+                                               std::move(takes_sizes),
+                                               {}});
     for (const py::handle& name : keyword_names)
       entry->keyword_names.push_back(py::reinterpret_borrow<py::object>(name));
     for (const py::handle& argument : arguments) entry->arguments.emplace_back(argument);
@@ -123,6 +131,16 @@ class FastCall {
       entry->writes.emplace_back(pair[0].cast<uint32_t>(), ResultTree(pair[1]));
     }
     entry->written_inputs = entry->executable->written_inputs();
+    if (!entry->takes_sizes.is_none()) {
+      std::vector<InputView> inputs(served.size());
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (THPVariable_Check(served[i].ptr()))
+          inputs[i].tensor = &THPVariable_Unpack(served[i].ptr());
+        else
+          inputs[i].value = served[i].cast<int64_t>();
+      }
+      entry->served.emplace(inputs, entry->environment.num_threads);
+    }
     entries_.insert(entries_.begin(), std::move(entry));
   }
 
@@ -176,15 +194,18 @@ class FastCall {
 
   bool serve_by_entry(const Environment& now, PyObject* const* args, size_t num_positional,
                       PyObject* keywords, CallMatch& found, PyObject** result) {
-    for (size_t i = 0; i < entries_.size(); ++i) {
-      // A copy: another thread may clear the list while this one runs without the GIL.
-      const std::shared_ptr<Entry> entry = entries_[i];
-      if (!(entry->environment == now) || !match(*entry, args, num_positional, keywords, found)) continue;
-      // Entries tell calls apart by their structure, not by sizes: another one's program may be prepared for
-      // these.
-      if (!run(*entry, found, result)) continue;
-      if (i > 0 && i < entries_.size() && entries_[i] == entry) std::swap(entries_[0], entries_[i]);
-      return true;
+    // Entries tell calls apart by their structure, not by sizes: another one's program may be prepared for
+    // these.
+    for (const bool is_prepared : {true, false}) {
+      for (size_t i = 0; i < entries_.size(); ++i) {
+        // A copy: another thread may clear the list while this one runs without the GIL.
+        const std::shared_ptr<Entry> entry = entries_[i];
+        if (!is_prepared && entry->takes_sizes.is_none()) continue;
+        if (!(entry->environment == now) || !match(*entry, args, num_positional, keywords, found)) continue;
+        if (!run(*entry, found, is_prepared, result)) continue;
+        if (i > 0 && i < entries_.size() && entries_[i] == entry) std::swap(entries_[0], entries_[i]);
+        return true;
+      }
     }
     return false;
   }
@@ -244,13 +265,24 @@ class FastCall {
     return region.run_if_prepared(std::move(values), outputs);
   }
 
+  static bool takes(const Entry& entry, const std::vector<InputView>& inputs) {
+    const size_t num_own = entry.model_tensors.size();
+    if (!entry.served->matches_but_sizes(inputs, num_own)) return false;
+    py::list given;
+    for (size_t i = num_own; i < inputs.size(); ++i)
+      given.append(inputs[i].tensor ? py::cast(*inputs[i].tensor) : py::cast(inputs[i].value.toInt()));
+    return entry.takes_sizes(given).cast<bool>();
+  }
+
   // The caller's references keep the arguments alive; model tensors are the entry's.
-  static bool run_unlocked(Entry& entry, const std::vector<InputView>& inputs,
+  static bool run_unlocked(Entry& entry, const std::vector<InputView>& inputs, bool is_prepared,
                            std::vector<c10::IValue>& outputs) {
+    if (!is_prepared && !takes(entry, inputs)) return false;
     PyThreadState* released = PyEval_SaveThread();
     try {
-      const bool ran = entry.region ? run_region(*entry.region, inputs, outputs)
-                                    : entry.executable->call_if_prepared(inputs, outputs);
+      const bool ran = entry.region  ? run_region(*entry.region, inputs, outputs)
+                       : is_prepared ? entry.executable->call_if_prepared(inputs, outputs)
+                                     : entry.executable->call_new_sizes(inputs, outputs);
       restore_thread(released);
       return ran;
     } catch (...) {
@@ -270,7 +302,7 @@ class FastCall {
            std::string_view::npos;
   }
 
-  bool run(Entry& entry, const CallMatch& found, PyObject** result) {
+  bool run(Entry& entry, const CallMatch& found, bool is_prepared, PyObject** result) {
     const std::vector<InputView>& inputs = found.inputs;
     if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
         shared_memory(entry.written_inputs, inputs))
@@ -278,16 +310,17 @@ class FastCall {
     thread_local std::vector<c10::IValue> scratch;
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
     try {
-      if (!run_unlocked(entry, inputs, outputs)) return false;
+      if (!run_unlocked(entry, inputs, is_prepared, outputs)) return false;
     } catch (const NumberError&) {
-      if (entry.executable->failed_before_effects()) return false;  // eager may answer
+      if (!is_prepared || entry.executable->failed_before_effects()) return false;  // eager may answer
       throw;
     } catch (const c10::Error& error) {
       if (decided_otherwise(error)) return false;  // another entry may serve the call, or a new trace
-      if (!is_left_to_slow(entry) && (entry.writes_any() || !lacks_view(error))) throw;
+      if (is_prepared && !is_left_to_slow(entry) && (entry.writes_any() || !lacks_view(error))) throw;
       return false;
     } catch (...) {
-      if (!is_left_to_slow(entry)) throw;
+      // A program that takes new sizes has no effects: the executor makes the call again, and raises.
+      if (is_prepared && !is_left_to_slow(entry)) throw;
       return false;
     }
     ++fast_calls_;
@@ -409,17 +442,17 @@ void bind_fast_call(py::module_& m) {
          const py::list& arguments, size_t num_containers, const py::object& result, const py::list& writes,
          std::shared_ptr<Executable> executable, std::vector<at::Tensor> model_tensors, py::object guard,
          const std::string& env, std::vector<uint8_t> grad_states, std::shared_ptr<Region> region,
-         std::vector<uint8_t> requires_grad) {
+         std::vector<uint8_t> requires_grad, py::object takes_sizes, const py::list& served) {
         unpack(fast).add(num_positional, keyword_names, arguments, num_containers, result, writes,
                          std::move(executable), std::move(model_tensors), std::move(guard),
                          to_environment(env), std::move(grad_states), std::move(region),
-                         std::move(requires_grad));
+                         std::move(requires_grad), std::move(takes_sizes), served);
       },
       py::kw_only(), py::arg("fast"), py::arg("num_positional"), py::arg("keyword_names"),
       py::arg("arguments"), py::arg("num_containers"), py::arg("result"), py::arg("writes"),
       py::arg("executable"), py::arg("model_tensors"), py::arg("guard"), py::arg("environment"),
       py::arg("grad_states") = std::vector<uint8_t>{}, py::arg("region") = py::none(),
-      py::arg("requires_grad"));
+      py::arg("requires_grad"), py::arg("takes_sizes") = py::none(), py::arg("served") = py::list());
   m.def("leave_to_eager", [](const py::object& fast, py::object function, const py::tuple& args,
                              const py::dict& kwargs, int64_t num_calls) {
     unpack(fast).leave_to_eager(std::make_shared<EagerRun>(std::move(function), args, kwargs, num_calls));

@@ -27,6 +27,22 @@ from staticrt.models.bench.threads import threads_set
 from staticrt.models.bench.timing import block_timer, calls_per_block
 
 NODES = 100
+NEW_SIZES = 50
+# model -> which of its named sizes is another one in each call
+GROWING = {
+    "mlp": "batch",
+    "wide_deep": "batch",
+    "dlrm_b1": "batch",
+    "encoder_tiny": "seq",
+    "gpt_prefill": "seq",
+    "gpt_decode": "past",
+    "lstm_unrolled": "batch",
+    "mobilenet_v2": "height",
+    "graph_network": "edges",
+    "pointwise_norm": "rows",
+    "mamba_parallel": "seq",
+    "control_flow": "batch",
+}
 ROUNDS = 15
 BLOCK_SECONDS = 0.004
 
@@ -179,6 +195,27 @@ def _calls() -> list[Figure]:
     ]
 
 
+def _new_sizes() -> list[Figure]:
+    """Calls each of which has a size that no call before had, by CPU time: all of them together."""
+    figures = []
+    for name, size in GROWING.items():
+        entry = zoo.get(name)
+        module, generator = entry.build(), torch.Generator().manual_seed(0)
+        sizes = entry.variants[entry.trace_variant]
+        inputs = [entry.feed(generator, {**sizes, size: sizes[size] + more}) for more in range(NEW_SIZES + 2)]
+        calls = (module, compile(module))
+        seconds = [0.0, 0.0]
+        for number, arguments in enumerate(inputs):
+            for index, call in enumerate(calls):
+                start = time.process_time()
+                call(*arguments)
+                if number >= 2:  # the first is traced, the second shows which sizes vary
+                    seconds[index] += time.process_time() - start
+        eager, own = seconds
+        figures.append(_figure(f"eager / ours, {NEW_SIZES} new sizes, {name}", eager / own, "x", least=1.0))
+    return figures
+
+
 def _calls_per_second(work: Callable[[], object], calls: int, threads: int) -> float:
     """Of `threads` threads together; `work` makes `calls` calls and is done by each of them."""
     together = [threading.Thread(target=work) for _ in range(threads)]
@@ -276,6 +313,7 @@ def main(quick: bool) -> tuple[list[dict[str, Any]], str]:
             *_nodes(),
             *_mathematics(),
             *_calls(),
+            *_new_sizes(),
             *_threads(),
             *_preparation((1000, 2000) if quick else (1000, 5000, 20_000)),
             *_memory(),

@@ -192,6 +192,8 @@ class Executor:
                 trace.state,
                 call.args,
                 call.kwargs,
+                takes_sizes=None if self.options.donate else trace.takes_sizes,
+                inputs=flat,
             )
         progress.result = traced.out_spec.build(outputs, call.containers)
         return Outcome.RETURNED

@@ -112,7 +112,7 @@ class GuardSet:
         self.guards = tuple(guards)
         self._check = self._compile()
 
-    def _compile(self) -> Callable[[Sequence[Any]], bool] | None:
+    def _compile(self) -> Callable[[Sequence[Any] | Mapping[int, Any]], bool] | None:
         if not self.guards:
             return None
         import math
@@ -127,11 +127,11 @@ class GuardSet:
         lines.append(f"    return {text}")
         scope: dict[str, Any] = {"math": math, "torch": torch, "min": min, "max": max}
         exec("\n".join(lines), scope)
-        check: Callable[[Sequence[Any]], bool] = scope["check"]
+        check: Callable[[Sequence[Any] | Mapping[int, Any]], bool] = scope["check"]
         return check
 
-    def holds(self, leaves: Sequence[Any]) -> bool:
-        """Whether the flat arguments satisfy every guard."""
+    def holds(self, leaves: Sequence[Any] | Mapping[int, Any]) -> bool:
+        """Whether the flat arguments, at least those that have a symbol, satisfy every guard."""
         return self._check is None or bool(self._check(leaves))
 
     def refusing(self, leaves: Sequence[Any]) -> Guard | None:

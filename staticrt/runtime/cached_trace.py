@@ -52,6 +52,29 @@ class CachedTrace:
         self.traced.values = values
         self.__dict__.pop("call_spec", None)
 
+    @functools.cached_property
+    def takes_sizes(self) -> Callable[[Sequence[Any]], bool] | None:
+        """Tells from the user's inputs whether the trace accepts a call that differs in sizes only from one it ran.
+
+        None: only `accepts` can tell, or a call that raises may not be made again.
+        """
+        traced, leaves = self.traced, self.traced.user_leaves
+        executable: Any = self.executable  # a StaticExecutable
+        has_effects = traced.mutates or traced.random or traced.out_spec.writes
+        may_branch = traced.catches or traced.decided or self.remade is not None
+        known = all(symbol.leaf in leaves for symbol in traced.guards.symbols)
+        if has_effects or may_branch or not known:
+            return None
+        guards, native, sizes = traced.guards, executable.native, executable.sizes
+
+        def takes(inputs: Sequence[Any]) -> bool:
+            accepted = guards.holds(dict(zip(leaves, inputs, strict=True)))
+            if accepted:
+                sizes.see(native, inputs)
+            return accepted
+
+        return takes
+
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """What the graph takes for a call's flat arguments: the model's own tensors, then leaves."""
         spec = self.call_spec

@@ -119,12 +119,12 @@ class StaticExecutable(LoweredGraph):
             donated=donated_inputs(traced, donate),
             **options,
         )
-        names = [spec.name if spec.changes and calls_prepared else "" for spec in traced.inputs]
-        self._sizes = SizeWatch(names)
+        users = (spec for spec in traced.inputs if spec.kind == "user")
+        self.sizes = SizeWatch([spec.name if spec.changes and calls_prepared else "" for spec in users])
 
     def run(self, flat_inputs: Sequence[Any]) -> Sequence[Any]:
         values = self.native.call(list(flat_inputs))
-        self._sizes.see(self.native, flat_inputs)
+        self.sizes.see(self.native, flat_inputs)
         return flat_outputs(values, self.outputs)
 
     def pass_lines(self) -> tuple[str, ...]:

@@ -83,6 +83,9 @@ class FastPath:
         kwargs: dict[str, Any],
         grad_states: Sequence[int] = (),
         region: _C.Region | None = None,
+        *,
+        takes_sizes: Callable[[Sequence[Any]], bool] | None = None,
+        inputs: Sequence[Any] = (),
     ) -> None:
         """Serve calls like this one, which the executor has just served, from now on.
 
@@ -95,6 +98,8 @@ class FastPath:
             grad_states: for a program that differentiates by itself, `_C.grad_state` of each input, none of which
                 may change. Empty: calls that need gradients are not served.
             region: the region whose forward the program is. Then `grad_states` says only whether an input requires a gradient.
+            takes_sizes: see `CachedTrace.takes_sizes`; then calls of new sizes are served too.
+            inputs: of the program, in this call; for `takes_sizes`.
         """
         environment = _C.environment()
         key = (id(program), environment, len(args), tuple(kwargs), spec.in_spec)
@@ -129,6 +134,8 @@ class FastPath:
             grad_states=list(grad_states),
             region=region,
             requires_grad=walker.requires_grad,
+            takes_sizes=takes_sizes,
+            served=list(inputs),
         )
 
 

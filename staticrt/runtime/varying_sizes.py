@@ -18,7 +18,7 @@ class SizeWatch:
     """Looks at the first calls that the fast path did not serve.
 
     Args:
-        names: the inputs' names, "" for the model's own tensors.
+        names: the names of the user's inputs, which come last; "" for those whose sizes do not matter.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -31,7 +31,8 @@ class SizeWatch:
         if self._calls >= tuning.VARYING_CALLS:
             return
         self._calls += 1
-        for index, (name, value) in enumerate(zip(self._names, flat_inputs, strict=True)):
+        inputs = flat_inputs[len(flat_inputs) - len(self._names) :]
+        for index, (name, value) in enumerate(zip(self._names, inputs, strict=True)):
             if name and isinstance(value, torch.Tensor):
                 for dim, size in enumerate(value.shape):
                     self._sizes.setdefault((index, dim), set()).add(size)

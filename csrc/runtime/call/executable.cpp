@@ -50,6 +50,7 @@ Executable::Executable(std::shared_ptr<const Program> program, const ExecutableO
   of_bodies.inference_outputs.clear();
   of_bodies.weights.clear();  // its inputs are values of this program
   of_bodies.plan_graphs = false;
+  of_bodies.is_body = true;
   of_bodies.preparation.donated.clear();
   of_bodies.preparation.lent.clear();
   for (size_t i = 0; i < bound_.nodes.size(); ++i) {
@@ -119,6 +120,12 @@ void Executable::run_unwatched(std::span<const InputView> inputs, std::vector<c1
     throw;
   }
   frames_.give_back(std::move(frame));
+}
+
+bool Executable::call_new_sizes(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
+  if (!options_.prepared || options_.verify || program_watcher() != nullptr) return false;
+  call(inputs, outputs);
+  return true;
 }
 
 bool Executable::call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs) {
@@ -374,8 +381,12 @@ void Executable::run_general_path(Frame& frame, std::span<const InputView> input
   }
   const int64_t ran_ns = trace_now_ns();
   if (recorder) {
+    PreparedOptions preparation = options_.preparation;
+    // That a body comes twice does not say that its sizes will come again: measuring would cost more than
+    // the loop.
+    preparation.deterministic |= options_.is_body && cache_.counters().prepared > 0;
     cache_.publish(
-        std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), options_.preparation,
+        std::make_shared<PreparedProgram>(bound_, *recorder, std::move(*signature), preparation,
                                           fixed_.can_track(inputs) ? &fixed_ : nullptr, *known_plans_),
         let_go.empty() ? inputs : std::span<const InputView>());
     // Frees this run's arena, as the prepared program's may be smaller. Not on devices, which would have to

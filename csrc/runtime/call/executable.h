@@ -38,6 +38,7 @@ struct ExecutableOptions {
   std::vector<size_t> inference_outputs;  // as of CallerResults
   bool check_weights = true;              // off: they never change after the first run
   bool plan_graphs = false;               // on devices prepared programs run as driver graphs
+  bool is_body = false;                   // of control flow: a loop repeats each new signature at once
 };
 
 // Times in ns of what happens rarely; runs are timed by a Trace.
@@ -106,6 +107,9 @@ class Executable : public std::enable_shared_from_this<Executable> {
 
   // As call(), but only if these inputs' signature is prepared; false, and nothing happened, otherwise.
   bool call_if_prepared(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
+  // As call(), but false, and nothing happened, where each call has more to do than to run: a watched thread,
+  // verified runs.
+  bool call_new_sizes(std::span<const InputView> inputs, std::vector<c10::IValue>& outputs);
   // Plans and binds for these inputs' signature without running anything; only weights among them are read.
   // The next run on such inputs is a prepared one. Throws InputError if the number of inputs is wrong.
   PreparedAhead prepare(std::span<const InputView> inputs);

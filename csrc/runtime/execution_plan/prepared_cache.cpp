@@ -17,13 +17,11 @@ std::shared_ptr<const PreparedProgram> PreparedCache::find(std::span<const Input
     if (!programs_[i]->signature().matches(inputs, num_threads)) continue;
     std::rotate(programs_.begin() + static_cast<ptrdiff_t>(i),
                 programs_.begin() + static_cast<ptrdiff_t>(i) + 1, programs_.end());
-    misses_in_a_row_ = 0;
     ++counters_.hits;
     return programs_.back();
   }
   if (is_only_asked) return nullptr;
   ++counters_.misses;
-  ++misses_in_a_row_;
   return nullptr;
 }
 
@@ -48,7 +46,7 @@ bool PreparedCache::worth_preparing(const Signature& signature) {
   if (seen) seen_.erase(found);
   seen_.push_back(hash);
   if (seen_.size() > tuning::kRememberedMisses) seen_.pop_front();
-  return misses_in_a_row_ <= tuning::kPreparedPatience || (seen && (lately || programs_.size() < capacity_));
+  return programs_.empty() || (seen && (lately || programs_.size() < capacity_));
 }
 
 std::shared_ptr<const PreparedProgram> PreparedCache::publish(std::shared_ptr<const PreparedProgram> program,
@@ -85,7 +83,6 @@ void PreparedCache::clear() {
   programs.swap(programs_);
   seen_.clear();
   rejected_.clear();
-  misses_in_a_row_ = 0;
   ++epoch_;
 }
 

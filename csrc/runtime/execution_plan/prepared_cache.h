@@ -41,9 +41,10 @@ class PreparedCache {
   // Whether a program of this signature was taken out by reject().
   bool was_rejected(const Signature& signature) const;
 
-  // Whether a miss on this signature should be prepared. While signatures repeat, at once. When they do not,
-  // only a signature seen before, so that sizes that never occur again cost no preparation, and only if it
-  // was seen lately or there is room, so that more sizes than fit do not evict each other in turn.
+  // Whether a miss on this signature should be prepared. The first at once. Preparing costs more than a call
+  // on the general path, so others only when they come again: sizes that come once cost no preparation and
+  // no measuring. And only if seen lately or there is room: more sizes than fit do not evict each other in
+  // turn.
   bool worth_preparing(const Signature& signature);
 
   // Adds a program, unless another thread added one for this signature; returns the one in the cache.
@@ -67,7 +68,6 @@ class PreparedCache {
   std::vector<std::shared_ptr<const PreparedProgram>> programs_;  // most recently used last
   std::deque<uint64_t> seen_;                                     // hashes of recent misses
   std::vector<uint64_t> rejected_;                                // hashes of signatures that diverged
-  int64_t misses_in_a_row_ = 0;
   uint64_t epoch_ = 0;
   CacheCounters counters_;
 };

@@ -56,24 +56,44 @@ Signature::Signature(std::span<const InputView> inputs, int num_threads) : num_t
   }
 }
 
+bool Signature::Key::is_like(const at::TensorImpl& impl) const {
+  return impl.key_set().raw_repr() == dispatch_keys &&
+         impl.dtype() == c10::scalarTypeToTypeMeta(meta.dtype) &&
+         (device_index < 0 || impl.device().index() == device_index);
+}
+
+bool Signature::Key::matches(const InputView& input) const {
+  if (is_tensor != (input.tensor != nullptr)) return false;
+  if (!is_tensor) return same_value(value, input.value);
+  const at::TensorImpl& impl = *input.tensor->unsafeGetTensorImpl();
+  return is_like(impl) && same_ints(meta.sizes, impl.sizes()) && same_ints(meta.strides, impl.strides());
+}
+
 bool Signature::matches(std::span<const InputView> inputs, int num_threads) const {
   if (inputs.size() != keys_.size() || num_threads != num_threads_) return false;
   // From the end: the model's own tensors come first, and the caller's are those that differ.
   for (size_t i = keys_.size(); i-- > 0;) {
+    if (!keys_[i].matches(inputs[i])) return false;
+  }
+  return true;
+}
+
+bool Signature::matches_but_sizes(std::span<const InputView> inputs, size_t num_own) const {
+  if (inputs.size() != keys_.size()) return false;
+  for (size_t i = 0; i < num_own; ++i) {
+    if (!keys_[i].matches(inputs[i])) return false;
+  }
+  for (size_t i = num_own; i < inputs.size(); ++i) {
     const Key& key = keys_[i];
-    const at::Tensor* tensor = inputs[i].tensor;
-    if (key.is_tensor != (tensor != nullptr)) return false;
-    if (!tensor) {
-      if (!same_value(key.value, inputs[i].value)) return false;
+    if (key.is_tensor != (inputs[i].tensor != nullptr)) return false;
+    if (!key.is_tensor) {
+      if (key.value.tagKind() != inputs[i].value.tagKind()) return false;
       continue;
     }
-    const c10::TensorImpl& impl = *tensor->unsafeGetTensorImpl();
-    if (impl.key_set().raw_repr() != key.dispatch_keys ||
-        impl.dtype() != c10::scalarTypeToTypeMeta(key.meta.dtype) ||
-        (key.device_index >= 0 && impl.device().index() != key.device_index) ||
-        !same_ints(key.meta.sizes, impl.sizes()) || !same_ints(key.meta.strides, impl.strides())) {
+    const at::TensorImpl& impl = *inputs[i].tensor->unsafeGetTensorImpl();
+    if (!key.is_like(impl) || static_cast<size_t>(impl.dim()) != key.meta.sizes.size() || impl.numel() == 0 ||
+        !impl.is_contiguous() || !key.meta.is_contiguous() || key.meta.numel() == 0)
       return false;
-    }
   }
   return true;
 }

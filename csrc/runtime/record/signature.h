@@ -25,6 +25,9 @@ class Signature {
   // Equal dtypes, sizes, strides, devices, dispatch keys (conj, neg, ...), numbers and thread count. The full
   // key always decides; no hash stands in for it.
   bool matches(std::span<const InputView> inputs, int num_threads) const;
+  // Whether inputs of other sizes are alike in all else. The first `num_own`, the model's own, must match;
+  // the others must be contiguous and not empty, and so must the signature's; numbers may be any.
+  bool matches_but_sizes(std::span<const InputView> inputs, size_t num_own) const;
   uint64_t hash() const { return hash_; }
   int num_threads() const { return num_threads_; }
 
@@ -35,6 +38,9 @@ class Signature {
     c10::DeviceIndex device_index = -1;  // of its type, which the dispatch keys tell; -1: there is only one
     TensorMeta meta;
     c10::IValue value;
+
+    bool is_like(const at::TensorImpl& impl) const;
+    bool matches(const InputView& input) const;
   };
   std::vector<Key> keys_;
   int num_threads_;

@@ -123,10 +123,19 @@ TEST(a_size_that_stays_is_prepared_though_the_cache_is_full_of_others) {
   EXPECT(executable.cache_counters().prepared - before <= 60);  // of 120 misses
 }
 
+TEST(a_size_that_comes_once_is_not_prepared) {
+  Executable executable(relu_chain(2), {});
+  for (int64_t n = 1; n <= 10; ++n) expect_right(executable, at::randn({n}));
+  EXPECT_EQ(executable.cache_counters().prepared, 1);  // the first
+  for (int i = 0; i < 2; ++i) expect_right(executable, at::randn({7}));
+  EXPECT_EQ(executable.cache_counters().prepared, 2);
+  EXPECT_EQ(executable.cache_counters().hits, 1);
+}
+
 TEST(a_graph_of_a_hundred_thousand_nodes_runs) {
   // More than 16-bit indices reach: on the general path, recorded and prepared, and again.
   Executable executable(relu_chain(100'000), {});
-  for (const int64_t n : {3, 3, 5, 3}) expect_right(executable, at::randn({n}));
+  for (const int64_t n : {3, 3, 5, 5, 3}) expect_right(executable, at::randn({n}));
   EXPECT_EQ(executable.cache_counters().prepared, 2);
   EXPECT(executable.cache_counters().hits >= 2);
 }
