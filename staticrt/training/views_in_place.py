@@ -1,4 +1,4 @@
-"""Regions with operators such as `t_` and `squeeze_`, which change how a tensor views its memory."""
+"""Regions with operators such as `t_` and `squeeze_`, which change how a tensor views its memory, and writes through other dtypes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from staticrt.training.overlaps import memory_of
 
 
 def written_later(gm: fx.GraphModule) -> str:
-    """The write to a value of a Dynamo graph whose view was changed in place before.
+    """The write to a value of a Dynamo graph whose view was changed in place before, or that is viewed with another dtype.
 
-    AOTAutograd writes such a value, or differentiates the write, with the shape that it had first.
+    AOTAutograd writes the former, or differentiates the write, with the shape that it had first, and the latter as a write
+    that autograd sees, which raises for views of leaves.
 
     Returns:
         What to tell users; "" if there is none.
@@ -25,9 +26,11 @@ def written_later(gm: fx.GraphModule) -> str:
             continue
         memory = memory_of(node.all_input_nodes[0])
         if node.op == "call_method" and _changes_view(node.target):
-            changes[memory] = str(node.target)
+            changes[memory] = f"{node.target} changes a view in place"
+        elif node.target == "view" and torch.dtype in map(type, (*node.args, *node.kwargs.values())):
+            changes[memory] = "a view has another dtype"
         elif memory in changes and writes(node):
-            return f"{changes[memory]} changes a view in place, which {node.name} writes"
+            return f"{changes[memory]}, which {node.name} writes"
     return ""
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import staticrt
 from tests.support.compilers import each_compiler_for_gradients
 
 
@@ -48,3 +49,25 @@ def test_a_write_after_a_view_changed_in_place(function, compiler):
     compiled = compiler(function)
     for _ in range(2):
         torch.testing.assert_close(trained(compiled), trained(function))
+
+
+@pytest.mark.parametrize(
+    "view", [lambda v: v.view(torch.int32), lambda v: v.unbind(0)[0].view(dtype=torch.int32)]
+)
+def test_writes_through_another_dtype_to_a_view_of_a_leaf(view, fresh_dynamo):
+    def run(x):
+        flat = x.view(-1)
+        y = (x * 3).var(-1)
+        y = y * y.sum().item()
+        view(flat).bitwise_and_(-4)
+        return y
+
+    compiled = staticrt.compile(run)
+    for rows in (2, 3):
+        results = []
+        for each in (compiled, run):
+            x = torch.linspace(-1, 1, rows * 4).view(rows, 4).requires_grad_()
+            y = each(x)
+            results.append((y, *torch.autograd.grad(y.sum(), x), x))
+        torch.testing.assert_close(*results)
+    assert "a view has another dtype" in str(compiled.explain())
