@@ -1,7 +1,6 @@
 """Which torch a build fits: one lower bound for all, and one error where build and torch differ."""
 
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import torch
 import staticrt
 from staticrt.errors import InternalError
 from staticrt.native import binary_release
+from tests.support import run_fresh
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -99,14 +99,7 @@ def test_the_build_backend_takes_the_installed_torch(monkeypatch, tmp_path):
 
 def test_metadata_needs_no_compiler(monkeypatch, tmp_path):
     code = "import build_backend, sys; print(build_backend.prepare_metadata_for_build_wheel(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "csrc" / "cmake")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code, tmp_path, variables={"PYTHONPATH": str(ROOT / "csrc" / "cmake")})
     text = (tmp_path / done.stdout.split()[-1] / "METADATA").read_text()
     assert "License-Expression: BSD-3-Clause" in text
     assert "License-File: LICENSE" in text

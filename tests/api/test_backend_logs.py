@@ -1,8 +1,6 @@
 """`TORCH_LOGS="+staticrt"`: what the backend says while it compiles."""
 
-import os
-import subprocess
-import sys
+from tests.support import run_fresh
 
 PROGRAM = """
 import os, sys
@@ -25,11 +23,7 @@ run()
 
 
 def test_debug_lines_show_graphs():
-    environment = {**os.environ, "TORCH_LOGS": "+staticrt"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(PROGRAM, variables={"TORCH_LOGS": "+staticrt"})
     debug, info = done.stderr.split("OTHER SETTINGS")
     assert "compiled region 0 of" in debug
     assert "forward graph of" in debug

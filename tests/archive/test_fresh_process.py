@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import staticrt
+from tests.support import run_fresh
 
 SCRIPT = """
 import os, sys
@@ -102,5 +103,5 @@ def test_loading_and_running_import_no_compiler(tmp_path):
     path = tmp_path / "model.pt2"
     compiled = staticrt.compile(torch.nn.Linear(4, 4).eval())
     staticrt.save(compiled, path, (torch.ones(2, 4),), exported_program=False)
-    done = subprocess.run([sys.executable, "-c", LOADS, path], capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+    done = run_fresh(LOADS, path)
+    assert done.stdout.strip() == ""

@@ -2,8 +2,6 @@
 
 import copy
 import io
-import subprocess
-import sys
 import zipfile
 
 import pytest
@@ -12,6 +10,7 @@ from torch import nn
 
 import staticrt
 from staticrt.errors import ArchiveError, InputError, OptionError
+from tests.support import run_fresh
 
 
 class Net(nn.Module):
@@ -204,10 +203,7 @@ else:
     raise AssertionError("loaded")
 torch.save(staticrt.load(sys.argv[1], device="cpu")(torch.load(sys.argv[2]))["y"], sys.argv[3])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, path, inputs, tmp_path / "y.pt"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    run_fresh(script, path, inputs, tmp_path / "y.pt")
     with torch.no_grad():
         torch.testing.assert_close(torch.load(tmp_path / "y.pt"), model(x)["y"])
 

@@ -3,13 +3,11 @@
 Each runs in a process of its own, because the size of devices and the allocator's options are the process'.
 """
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from staticrt import memory
+from tests.support import run_fresh
 
 MIB = 1 << 20
 ORDERS_OF_THEIR_OWN = True  # processes of their own
@@ -153,5 +151,4 @@ def test_scenario(name, expandable):
     total = {"u6": 200, "u7": 1000}.get(name, 100)
     call = f"run({name!r}, {total}, 'expandable_segments:{expandable}')"
     code = f"from tests.device.test_memory_scenarios import run; {call}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    run_fresh(code)

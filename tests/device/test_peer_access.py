@@ -1,8 +1,5 @@
 """Two devices that use each other's memory: who may, since when, and how long it is held for the other."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -10,6 +7,7 @@ from torch import nn
 import staticrt
 from staticrt import memory
 from staticrt.errors import AllocatorError
+from tests.support import run_fresh
 
 ENABLE = """
 import torch, staticrt
@@ -28,10 +26,7 @@ def found(*devices):
 
 def process(code):
     """Access cannot be taken back, so what is true before it needs a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ENABLE + code], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_fresh(ENABLE + code, flags=("-W", "ignore"))
 
 
 def test_access_is_off_until_it_is_enabled_for_present_and_later_memory():

@@ -14,6 +14,7 @@ import staticrt
 from staticrt.frontend.guards.state import Snapshot
 from staticrt.frontend.guards.state_guard import StateGuard
 from staticrt.models import zoo
+from tests.support import run_fresh
 
 NETWORKS = {
     "small": ["mlp", "wide_deep", "encoder_tiny", "pointwise_norm"],
@@ -48,10 +49,7 @@ def test_a_first_answer_loads_neither_sympy_nor_dynamo(names, ahead):
                 explanation = compiled.explain()
                 assert len(explanation.traces) == 1 and not explanation.eager, str(explanation)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code)
     assert done.stdout.split() == ["[]"] * len(names)
 
 
@@ -66,10 +64,7 @@ def test_constants_of_a_model_do_not_load_sympy():
             assert torch.equal(staticrt.compile(run)(x), run(x))
         print([name for name in ("sympy", "torch._dynamo") if name in sys.modules])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code)
     assert done.stdout.split() == ["[]"]
 
 
@@ -88,10 +83,7 @@ def test_sizes_that_data_decides_do_not_load_dynamo():
         assert "sympy" in sys.modules
         print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code)
     assert done.stdout.split() == ["[]"]
 
 
@@ -113,10 +105,7 @@ def test_dynamo_can_be_loaded_and_used_afterwards():
         import torch._dynamo.config
         assert hasattr(torch._dynamo.config, "recompile_limit")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_fresh(code)
 
 
 def test_a_first_call_reads_no_source_files_of_its_own():
@@ -131,10 +120,7 @@ def test_a_first_call_reads_no_source_files_of_its_own():
             staticrt.compile(torch.nn.Linear(3, 3).eval())(torch.rand(2, 3))
         print(*(name for name in read if name.startswith(own)))
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code)
     assert done.stdout.split() == []
 
 

@@ -4,8 +4,6 @@ import copy
 import gc
 import os
 import pickle
-import subprocess
-import sys
 import textwrap
 import threading
 
@@ -14,6 +12,7 @@ import torch
 
 import staticrt.memory
 from staticrt.errors import AllocatorError, InvalidPointerError
+from tests.support import run_fresh
 from tests.support.threads import beside, in_threads
 
 MIB = 1 << 20
@@ -182,13 +181,8 @@ def test_a_child_process_uses_the_host_allocator_whatever_other_threads_did():
 def test_a_process_ends_with_all_of_it_alive(last_words):
     code = "import atexit, sys, threading, torch, staticrt\nfrom staticrt import memory\n"
     code += "sim = memory.simulated(100 << 20)\n" + textwrap.dedent(last_words)
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    done = run_fresh(code, flags=("-X", "faulthandler"))
+    assert done.stdout == ""
     assert "Fatal" not in done.stderr
     assert "terminate" not in done.stderr
 

@@ -1,12 +1,11 @@
 """Every rule of the allocator has a test that is named after it (docs/design/allocator.md defines them)."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import run_fresh
 
 TESTS = Path(__file__).parents[1] / "csrc" / "allocator"
 RULES = {"R": 7, "B": 11, "G": 12, "E": 6, "S": 8, "P": 8, "I": 12, "N": 14, "U": 7, "D": 5}
@@ -40,11 +39,7 @@ assert device.memory_info()[0] == free
 
 def test_g12_without_caching_every_call_goes_to_the_driver():
     """The variable is read once per process: hence another process."""
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PLAIN_CALLS], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    run_fresh(PLAIN_CALLS, variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
 
 
 @pytest.mark.parametrize("family", RULES)

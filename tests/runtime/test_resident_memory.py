@@ -3,15 +3,13 @@ left behind that no later call uses."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
 
 import staticrt
 from staticrt.models.bench.memory import anonymous_bytes, peak_during, trim
+from tests.support import run_fresh
 
 MIB = 1 << 20
 
@@ -68,6 +66,5 @@ print(before - anonymous_bytes())
 @needs_figures
 def test_packing_leaves_nothing_behind() -> None:
     """A ResNet-50, of which 27 MiB of weights are packed."""
-    done = subprocess.run([sys.executable, "-c", LEFTOVERS], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(LEFTOVERS)
     assert int(done.stdout) < 8 * MIB

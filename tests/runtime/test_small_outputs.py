@@ -4,14 +4,13 @@ import copy
 import gc
 import io
 import queue
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import nn
 
 import staticrt
+from tests.support import run_fresh
 from tests.support.threads import in_threads
 
 
@@ -118,10 +117,7 @@ def test_outputs_held_at_exit_are_freed_in_peace():
         "torch.held_for_ever = held\n"
         "print('right', len(held))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code)
     assert done.stdout.split() == ["right", "80"]
 
 

@@ -1,8 +1,6 @@
 """A bounded part of the interrupts; `python -m tests.soundness.interrupt_fuzzer` makes as many as are asked for."""
 
 import gc
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -16,6 +14,7 @@ from staticrt.frontend.tracing.trace import trace
 from staticrt.native import _C
 from tests.soundness.interrupt_cases import Body, Writes
 from tests.soundness.interrupt_fuzzer import Bytecodes, Interrupt, bytecodes, interrupted, make, run
+from tests.support import run_fresh
 
 
 @pytest.fixture(autouse=True)
@@ -144,10 +143,8 @@ print(all(map(torch.allclose, got, case.call(case.eager, x))))
 
 
 def test_where_autograd_dispatches_no_rule_of_ours_is_looked_up_in_python():
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED_FOR_RULES], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    done = run_fresh(ASKED_FOR_RULES)
+    assert done.stdout == "True\n"
 
 
 # Beneath AOTAutograd the same question goes to torch's own modes, by bytecodes of theirs.
@@ -176,10 +173,8 @@ print(torch.allclose(got, case.call(case.eager, x)["y"]))
 
 
 def test_where_autograd_asks_torchs_modes_for_devices():
-    done = subprocess.run(
-        [sys.executable, "-c", ASKED_FOR_DEVICES], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr[-2000:]
+    done = run_fresh(ASKED_FOR_DEVICES)
+    assert done.stdout == "True\n"
 
 
 BENEATH_AUTOGRAD = """
@@ -200,8 +195,5 @@ print(times, "interrupts")
 
 
 def test_where_autograd_dispatches_from_code_that_may_not_raise():
-    done = subprocess.run(
-        [sys.executable, "-c", BENEATH_AUTOGRAD], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_fresh(BENEATH_AUTOGRAD)
     assert int(done.stdout.split()[0]) > 10

@@ -1,15 +1,13 @@
 """Steps carry the path of the layer they come from: in profiles, Perfetto traces, torch's profiler and logs."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 import staticrt
+from tests.support import run_fresh
 
 
 class Block(torch.nn.Module):
@@ -130,10 +128,6 @@ with torch.no_grad():
 
 @pytest.mark.parametrize(("logs", "graph"), [("staticrt", False), ("+staticrt", True), ("dynamo", False)])
 def test_torch_logs_show_what_is_traced_with_its_layers(logs, graph):
-    environment = {**os.environ, "TORCH_LOGS": logs}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(PROGRAM, variables={"TORCH_LOGS": logs})
     assert ("traced Sequential: " in done.stderr) is ("staticrt" in logs)
     assert ("aten.relu" in done.stderr and "layer 1" in done.stderr) is graph

@@ -1,10 +1,5 @@
 """A joint trace that runs out of time at any of its checks: the call answers as in eager, the process lives."""
 
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -12,8 +7,7 @@ from torch import nn
 import staticrt
 from staticrt.frontend import budget
 from staticrt.frontend.tracing import trace as tracing
-
-ROOT = Path(__file__).parents[3]
+from tests.support import run_fresh
 
 SCRIPT = """
 import copy, sys
@@ -48,10 +42,7 @@ print("raised" if checks >= nth else "not reached")
 
 @pytest.mark.parametrize("nth", range(2, 23, 4))  # the call has 23 checks
 def test_time_ends_beneath_autograd(nth):
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), str(nth)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_fresh(SCRIPT, nth)
     assert done.stdout.split() == ["raised"]
 
 
@@ -83,10 +74,7 @@ print(compiled.explain().traces[0].calls, *[r for r in str(compiled.explain()).s
 
 
 def test_traces_serve_on_after_dynamo_ran():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(AFTER_SPLITS)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_fresh(AFTER_SPLITS)
     assert done.stdout.startswith("2 ")
     assert "joint trace" in done.stdout
 

@@ -2,18 +2,13 @@
 
 import copy
 import gc
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from tests.support import run_fresh
 from tests.support.joint_traces import fast_calls, joint, joint_calls, notes, same_gradients
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_calls_without_python_are_as_the_first_ones():
@@ -290,8 +285,5 @@ def test_a_first_training_call_loads_neither_dynamo_nor_sympy(made, sizes):
         assert not model.explain().notes, model.explain()
         print([m for m in ("sympy", "torch._dynamo", "torch._functorch.aot_autograd") if m in sys.modules])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=300, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_fresh(code)
     assert done.stdout.split() == ["[]"]
