@@ -409,26 +409,23 @@ def is_saved_by_policy(node: fx.Node) -> bool:
 
 def mutated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
     """Placeholders of AOTAutograd's joint graph that the region writes."""
-    (output,) = joint.graph.find_nodes(op="output")
-    if "desc" not in output.meta:
-        return set()
     from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
-    written = {
-        desc.mutated_input for desc in output.meta.get("desc", ()) if isinstance(desc, InputMutationAOTOutput)
-    }
-    return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in written}
+    return _named_by_outputs(joint, InputMutationAOTOutput, lambda output: output.mutated_input)
 
 
 def differentiated_inputs(joint: fx.GraphModule) -> set[fx.Node]:
     """Placeholders of AOTAutograd's joint graph whose gradient it computes."""
-    (output,) = joint.graph.find_nodes(op="output")
-    if "desc" not in output.meta:
-        return set()
     from torch._functorch._aot_autograd.descriptors import GradAOTOutput
 
-    wanted = {desc.grad_of for desc in output.meta.get("desc", ()) if isinstance(desc, GradAOTOutput)}
-    return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in wanted}
+    return _named_by_outputs(joint, GradAOTOutput, lambda output: output.grad_of)
+
+
+def _named_by_outputs(joint: fx.GraphModule, kind: type, named_by: Callable[[Any], Any]) -> set[fx.Node]:
+    """Placeholders that the descriptors of outputs name, of one kind of outputs."""
+    (output,) = joint.graph.find_nodes(op="output")
+    named = {named_by(each) for each in output.meta.get("desc", ()) if isinstance(each, kind)}
+    return {node for node in joint.graph.find_nodes(op="placeholder") if node.meta.get("desc") in named}
 
 
 def is_tangent(node: fx.Node) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from staticrt.archive import literals
 from staticrt.archive.structures import Decoder, count_leaves, largest_reference
 from staticrt.errors import ArchiveError, GradError, InputError
 from staticrt.frontend.arguments.structure import Flattener, ResultSpec, Structure
+from staticrt.frontend.weak import weakly
 from staticrt.native import _C
 from staticrt.runtime.call_key import eager_reason
 from staticrt.runtime.call_spec import CallSpec
@@ -155,7 +155,7 @@ class SavedPrograms:
             raise ArchiveError(error.message, at=where, fix=error.fix) from None
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ArchiveError(f"archive is damaged: its call ({error!r})", at=where) from None
-        self.fast = FastPath(_weakly(self.run))
+        self.fast = FastPath(weakly(self.run))  # no cycle, which would keep programs and weights
 
     def weights(self, *kinds: int) -> dict[str, torch.Tensor]:
         """The live tensors of these kinds (`WeightKind`) by name."""
@@ -224,18 +224,6 @@ class SavedPrograms:
                 leaves.append(text)
         why = trace.native.refusal(leaves)
         return why if why else (flattener, leaves, rebound)
-
-
-def _weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that does not keep its object, which the caller holds: programs and weights are freed without the collector."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = reference()
-        assert bound is not None
-        return bound(*args, **kwargs)
-
-    return call
 
 
 def _call_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

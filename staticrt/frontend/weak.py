@@ -13,9 +13,9 @@ def weakly(method: Callable[..., R]) -> Callable[..., R]:
     """A bound method that does not keep its object alive, for what the object itself owns."""
     reference = weakref.WeakMethod(method)
 
-    def call(*args: Any) -> R:
+    def call(*args: Any, **kwargs: Any) -> R:
         bound = reference()
         assert bound is not None, "called after its owner was gone"
-        return bound(*args)
+        return bound(*args, **kwargs)
 
     return call

@@ -23,7 +23,7 @@ from staticrt.errors import LoweringError
 from staticrt.native import _C
 from staticrt.ops import facts_of_call
 
-# Python functions on numbers, as they stand in graphs with symbolic sizes -> C++ kernel.
+# Python functions of numbers, which graphs with symbolic sizes call -> C++ kernel.
 _NUMBER_OPS: dict[Any, str] = {
     operator.add: "add",
     operator.sub: "sub",

@@ -1,8 +1,8 @@
 """Determines which sizes of an exported model are free.
 
-torch.onnx leaves every requested dimension free. What the module demands of it becomes assertions, which torch.onnx
-then drops. They are applied here: a size that had to be one number becomes that number; the others are returned to
-the caller as conditions.
+torch.onnx leaves every requested dimension free, and drops the assertions that torch.export made of the module's
+demands. This file applies them: a size that must be one number becomes that number, and the caller gets all other
+demands as conditions.
 """
 
 from __future__ import annotations

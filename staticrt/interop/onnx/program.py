@@ -29,7 +29,7 @@ class Program:
         name: for messages.
         constants: name -> numbers, strings, or the number of one of the module's tensors.
         free: names it takes from the graphs around it.
-        rows: output -> what a loop without iterations has collected of it: no rows of the declared shape. Sizes that
+        rows: output -> its value after a loop without iterations: zero rows of the declared shape. Sizes that
             the model leaves open are 0 there, also where it leaves the rank open, as in ONNX Runtime.
     """
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from staticrt.errors import InputError
 from staticrt.tools.report.inspection import inspectable
 
-# As the Open Inference Protocol (V2) and Triton's model configuration have them.
+# The names that the Open Inference Protocol (V2) and Triton's model configuration use.
 DATATYPES = {
     torch.bool: "BOOL",
     torch.uint8: "UINT8",
@@ -170,7 +170,7 @@ def signature(name: str, compiled: Any, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _names(compiled: Any, count: int) -> list[str]:
-    """Names of the tensors that a call takes, as an archive of it has them."""
+    """Names of the tensors that a call takes, as the model's archive names them."""
     graphs = inspectable(compiled).graphs()
     found = [[name for name in graph.inputs if name] for graph in graphs]
     if len(found) != 1 or len(found[0]) != count:
