@@ -97,7 +97,7 @@ def test_a_larger_size_moves_no_graph(order):
         for rows in (64, 128, 256, 512):
             for _ in range(3):
                 check(compiled, twin, torch.randn(rows, 8))
-    assert graphs_of(compiled) == (4, 28, [])
+    assert graphs_of(compiled) == (4, 25, [])
 
 
 @torch.no_grad()
@@ -141,7 +141,7 @@ def test_former_arenas_give_way_to_a_larger_one(sim):
 
     compiled = staticrt.compile(model, plan_graphs=True)
 
-    def run(size, times=3):
+    def run(size, times=4):
         for _ in range(times):
             check(compiled, model, torch.randn(size))
 
