@@ -62,7 +62,8 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py
   };
   result.differentiate = [run = hold(std::move(differentiate))](
                              const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
-                             const std::vector<at::Tensor>& gradients, const at::Tensor& random_state) {
+                             const std::vector<at::Tensor>& gradients, const std::vector<uint32_t>& ends,
+                             const at::Tensor& random_state) {
     const py::gil_scoped_acquire gil;
     py::list flat;
     for (const c10::IValue& input : inputs) flat.append(to_object(input));
@@ -76,7 +77,7 @@ RegionCallbacks callbacks(py::function make_plan, py::function differentiate, py
     }
     const py::object state = random_state.defined() ? py::cast(random_state) : py::none();
     std::vector<at::Tensor> found;
-    for (const py::handle& item : (*run)(flat, needed, given, state).cast<py::sequence>())
+    for (const py::handle& item : (*run)(flat, needed, given, ends, state).cast<py::sequence>())
       found.push_back(item.is_none() ? at::Tensor() : item.cast<at::Tensor>());
     return found;
   };
@@ -143,6 +144,7 @@ SegmentPlan segment_of(const py::dict& facts) {
   plan.num_eager_nodes = facts["eager_nodes"].cast<uint32_t>();
   plan.readers = facts["readers"].cast<std::vector<std::vector<uint32_t>>>();
   plan.backward_inputs = facts["backward_inputs"].cast<std::vector<int32_t>>();
+  plan.tangents = facts["tangents"].cast<std::vector<uint32_t>>();
   plan.num_incoming = facts["num_incoming"].cast<uint32_t>();
   plan.leads = facts["leads"].cast<std::vector<std::vector<uint32_t>>>();
   plan.inputs = facts["inputs"].cast<std::vector<uint32_t>>();

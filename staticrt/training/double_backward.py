@@ -19,6 +19,7 @@ from staticrt import torch_private
 from staticrt.frontend.guards.process_state import AutocastState
 from staticrt.native import _C
 from staticrt.training.formulas import Functions
+from staticrt.training.grad_modes import outside_vmap
 from staticrt.training.region_metadata import gradient_slots, have_gradients, written_inputs
 from staticrt.training.saved import SharedReads
 
@@ -176,7 +177,8 @@ class Replay:
 
     # -- backward ----------------------------------------------------------------------------------------------
 
-    def _differentiate(self, ctx: Any, gradients: list[Any]) -> tuple[Any, ...]:
+    def _differentiate(self, ctx: Any, gradients: list[Any], ends: Sequence[int] = ()) -> tuple[Any, ...]:
+        """Gradients of a call's inputs, and of its results `ends`, through which none of the others is computed."""
         if self.refuses:
             raise RuntimeError(
                 f"staticrt cannot differentiate {self._name} twice: {self.refuses}; run this part eagerly, under "
@@ -196,7 +198,7 @@ class Replay:
         self._check_versions(call)
         create_graph = torch.is_grad_enabled()
         needed = [i for i, needs in enumerate(ctx.needs_input_grad) if needs]
-        with torch.enable_grad(), self._state_of(call):
+        with torch.enable_grad(), outside_vmap(), self._state_of(call):
             sources = [
                 value if i in self._of_model else _stand_in(value) for i, value in enumerate(call.inputs)
             ]
@@ -204,7 +206,8 @@ class Replay:
                 value if i in self._of_model else _unshared(value, version)
                 for i, (value, version) in enumerate(zip(sources, call.versions, strict=True))
             ]
-            outputs = self._function(*inputs)
+            gate = _Gate()
+            outputs = self._function(*inputs, **({"ends": ends, "end": gate} if ends else {}))
             outputs = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
         roots, seeds = [], []
         for (kind, index), gradient in zip(self._slots, gradients, strict=False):
@@ -216,16 +219,16 @@ class Replay:
             if root.requires_grad:
                 roots.append(root)
                 seeds.append(gradient)
+        wanted = [sources[i] for i in needed] + [outputs[i] for i in ends]
         found = iter(
-            torch.autograd.grad(
-                roots, [sources[i] for i in needed], seeds, create_graph=create_graph, allow_unused=True
-            )
+            torch.autograd.grad(roots, wanted, seeds, create_graph=create_graph, allow_unused=True)
             if roots
-            else [None] * len(needed)
+            else [None] * len(wanted)
         )
+        gate.is_open = True
         if self.functions is not None and create_graph:
             self.functions.watch(roots, sources)
-        return tuple(next(found) if needs else None for needs in ctx.needs_input_grad)
+        return (*(next(found) if needs else None for needs in ctx.needs_input_grad), *found)
 
     @staticmethod
     def _runs_again(ctx: Any) -> bool:
@@ -266,6 +269,29 @@ class Replay:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
                 torch.set_rng_state(call.random_state)
             yield
+
+
+class _Gate:
+    """Lets no gradient through until it is open; then derivatives of gradients pass to what values are computed from."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        """The same value, behind the gate."""
+        behind: torch.Tensor = _Gated.apply(value, self)  # type: ignore[no-untyped-call]
+        return behind
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, gate: _Gate) -> torch.Tensor:
+        ctx.gate = gate
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        return (gradients[0] if ctx.gate.is_open else None), None
 
 
 def _unneeded(tensors: Sequence[int], needs: Sequence[bool]) -> tuple[int, ...]:

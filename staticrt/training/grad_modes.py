@@ -1,11 +1,13 @@
-"""Results that a region makes while gradients are off: views and inference tensors.
+"""Modes of torch around a region: results that it makes while gradients are off, and batched gradients.
 
-In eager such a view has no history. AOTAutograd makes views among the results once more after the graph has run, in the
+In eager a view made while gradients are off has no history. AOTAutograd makes views among the results once more after the graph has run, in the
 caller's grad mode, so that gradients would flow through them.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -80,3 +82,17 @@ def _tensors(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("example_value")
     found = value if isinstance(value, (tuple, list)) else [value]
     return [each for each in found if isinstance(each, torch.Tensor) and each.layout == torch.strided]
+
+
+@contextlib.contextmanager
+def outside_vmap() -> Iterator[None]:
+    """Context manager: operators that take no batched tensor run as outside of `is_grads_batched`; they may draw numbers."""
+    depth = 0
+    while torch._C._dispatch_tls_is_dispatch_key_included("VmapMode"):
+        torch._C._vmapmode_decrement_nesting()  # type: ignore[attr-defined]
+        depth += 1
+    try:
+        yield
+    finally:
+        for _ in range(depth):
+            torch._C._vmapmode_increment_nesting()  # type: ignore[attr-defined]

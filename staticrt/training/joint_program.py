@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -113,7 +114,9 @@ def build_joint(
     joint = _Joint(traced, backward)
     forward, gradients = joint.split()
     made_by_region, views = joint.views()
-    pair = Pair(forward, gradients, len(joint.results), backward.saving, made_by_region)
+    count = len(joint.results)
+    order = [joint.places.index(index) for index in backward.differentiable]
+    pair = Pair(forward, gradients, count, backward.saving, made_by_region, backward.levels, order)
     alone = joint.forward_only()
     rerun, of_model = _Rerun(alone).call, frozenset[int]()
     if backward.functions is not None:
@@ -122,8 +125,8 @@ def build_joint(
         rerun = backward.functions.model(traced, joint.places)
         of_model = frozenset(i for i, spec in enumerate(traced.inputs) if spec.kind != "user")
     replay = Replay(rerun, name, joint.unread(), backward.functions, of_model)
-    replay.attach_to_results(joint.written, len(joint.results), traced.random)
-    plan = Plan(forward, options, len(joint.results), "forward")
+    replay.attach_to_results(joint.written, count, traced.random)
+    plan = Plan(forward, options, count, "forward")
     try:
         region, compiled = make_native_node(
             pair,
@@ -183,8 +186,11 @@ class _Joint:
         leave_out_running_statistics(gm)
         outputs = list(traced.outputs())
         self._aliases: list[fx.Node] = []  # further results
-        given = dict(zip((owners[s] for s in backward.sources), outputs[backward.num_results :], strict=True))
+        gradients = outputs[backward.num_results :]
+        given = dict(zip((owners[source] for source in backward.sources), gradients, strict=False))
         self._gradients = [given.get(node) for node in self.inputs]
+        for whole, tangent in zip(gradients[len(backward.sources) :], self._tangents, strict=False):
+            self._gradients.append(_without(whole, tangent))
         self._find_results(outputs[: backward.num_results], backward)
         self._backward = self._nodes_of_backward()
 
@@ -367,6 +373,27 @@ class _Joint:
         )
 
 
+def _without(total: Any, tangent: fx.Node) -> fx.Node | None:
+    """What autograd adds to a result's incoming gradient, from the sum of all; None for nothing.
+
+    Raises:
+        CannotTrace: it is no sum that begins with the incoming gradient.
+    """
+    others: list[fx.Node] = []
+    node = total
+    while node is not tangent:
+        if node.target is not aten.add.Tensor or node.kwargs or len(node.args) != 2:
+            raise CannotTrace("it is not known what a result adds to the gradient of another one")
+        node, other = node.args
+        others.append(other)
+    found = others.pop() if others else None
+    with tangent.graph.inserting_before(total if others else None):
+        for other in reversed(others):
+            found = tangent.graph.call_function(aten.add.Tensor, (found, other))
+            found.meta.update(total.meta)
+    return found
+
+
 def _forget_history(gm: fx.GraphModule) -> None:
     """Fake values without autograd's graph of the recorded run, which would keep nodes of the real parameters alive."""
     made: dict[int, tuple[Any, Any]] = {}
@@ -396,16 +423,32 @@ class _Rerun:
     def _operators(self) -> fx.Interpreter:
         return _Operators(self._module)
 
-    def call(self, *inputs: Any) -> Any:
+    def call(self, *inputs: Any, ends: Sequence[int] = (), end: Callable[..., Any] | None = None) -> Any:
+        """The results; for those with the numbers `ends` stands what `end` makes of them, also for what reads them."""
         with without_autocast():
-            return self._operators.run(*inputs)
+            operators = self._operators
+            if ends:
+                operators = _Operators(self._module)
+                results: Any = self._module.graph.output_node().args[0]
+                operators.ends = dict.fromkeys((results[i] for i in ends), end)
+            return operators.run(*inputs)
 
 
 class _Operators(fx.Interpreter):
-    """Run a node, with gradients off where they were off when it was recorded."""
+    """Run a node, with gradients off where they were off when it was recorded.
+
+    Attributes:
+        ends: what stands for the values of some nodes.
+    """
+
+    ends: Mapping[fx.Node, Any] = types.MappingProxyType({})
 
     def run_node(self, node: fx.Node) -> Any:
         """As the base class."""
+        value = self._value(node)
+        return self.ends[node](value) if node in self.ends else value
+
+    def _value(self, node: fx.Node) -> Any:
         if node.target is aten.copy_.default:  # nothing reads its result
             return None
         if not node.meta.get(NO_GRAD):

@@ -10,7 +10,9 @@ refused with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +50,9 @@ class Backward:
         num_outputs: flat outputs of the function.
         num_results: those, and after them tensors that several of them view.
         own: indices of the tensors among them that the forward computes; the others view one of those or an input.
-        differentiable: indices of those that get an incoming gradient; a tensor returned twice counts once.
+        differentiable: indices of those that get an incoming gradient, in the order in which autograd made their nodes;
+            a tensor returned twice counts once.
+        levels: for each of those, as of `segments.cut`; all 0 with custom autograd Functions.
         sources: the tensor of each gradient: (id of a tensor of the model, -1), or (0, index of an argument).
         saving: the autograd nodes that save tensors.
         has_functions: some are of custom autograd Functions, which Dynamo would differentiate otherwise than eager.
@@ -61,6 +65,7 @@ class Backward:
         self.num_outputs = self.num_results = 0
         self.own: frozenset[int] = frozenset()
         self.differentiable: tuple[int, ...] = ()
+        self.levels: tuple[int, ...] = ()
         self.sources: tuple[tuple[int, int], ...] = ()
         self.saving: frozenset[int] = frozenset()
         self.has_functions = False
@@ -69,7 +74,8 @@ class Backward:
     def __call__(self, tracer: Any, arguments: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Further outputs of the graph: tensors that results view, then the gradients of all inputs that may have one.
 
-        A gradient is None for an input that no result depends on.
+        A gradient is None for an input that no result depends on. If results are computed from others, the whole gradient
+        of each result comes last; the gradients of what it is computed from depend on its incoming gradient alone.
 
         Raises:
             CannotTrace: no graph repeats what eager's backward does.
@@ -89,16 +95,17 @@ class Backward:
         for index, out in enumerate(outputs):
             if index in self.own and out.requires_grad:
                 first.setdefault(id(out), index)
-        self.differentiable = tuple(first.values())
-        if not self.differentiable:
+        if not first:
             if any(isinstance(out, torch.Tensor) and out.requires_grad for out in outputs):
                 raise CannotTrace("every result that needs a gradient is an input or a view of one")
             if tracer.decided:
                 raise CannotTrace("data decides whether a result needs a gradient")
             raise NeedsNoGradient
-        results = [outputs[i] for i in self.differentiable]
-        if any(out.grad_fn is None for out in results):
+        if any(outputs[i].grad_fn is None for i in first.values()):
             raise CannotTrace("a result is a leaf that the model makes")
+        by_node = sorted(first.values(), key=lambda i: outputs[i].grad_fn._sequence_nr())
+        self.differentiable = tuple(by_node)
+        results = [outputs[i] for i in by_node]
         inputs = {id(each.value): (each.value, (id(each.value), -1)) for each in lifted}
         for index, value in enumerate(arguments):
             if isinstance(value, torch.Tensor):
@@ -117,6 +124,7 @@ class Backward:
             _refuse_hidden_writes(tracer.graph.nodes)
         with below():  # to look at what is saved is no operator
             self.saving = saving_nodes(nodes)
+        self.levels = (0,) * len(results) if functions else _levels(results, nodes)
         self.sources = tuple(source for _value, source in wanted.values())
         tangents = _incoming(tracer, results, len(arguments))
         tracer.shape_env.decider = None  # a backward that data stopped could not begin anew
@@ -124,11 +132,11 @@ class Backward:
         tracer.marks = lambda: {BACKWARD: "is_backward", AUTOGRAD_NODE: torch_private.running_node()}
         sources = [value for value, _source in wanted.values()]
         # In eager the backward runs after the autocast block that the forward is in.
-        with without_autocast():
+        with without_autocast(), _cut_at(results, self.levels, tangents) as whole:
             gradients = torch_private.gradients(results, sources, tangents)
         if self.functions is not None:
             self.functions.end(tracer, tangents)
-        return [*viewed, *gradients]
+        return [*viewed, *gradients, *whole]
 
     def _find_own(self, outputs: Sequence[Any], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Find which outputs the forward computes; where several views share memory, only what they view is one.
@@ -244,24 +252,83 @@ def _refuse_views(outputs: Sequence[Any], own: Container[int]) -> None:
             node = next((following for following, _number in node.next_functions), None)
 
 
-def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> set[Any]:
-    """The autograd nodes behind results.
+def _nodes(results: Iterable[torch.Tensor], known: Iterable[int]) -> dict[Any, tuple[tuple[Any, int], ...]]:
+    """The autograd nodes behind results, with the edges of each.
 
     Raises:
         CannotTrace: one is of a leaf made in the forward.
     """
     known = frozenset(known)
-    stack = [out.grad_fn for out in results]
-    seen = set(stack)
+    stack: list[Any] = [out.grad_fn for out in results]
+    found: dict[Any, tuple[tuple[Any, int], ...]] = {}
     while stack:
-        node: Any = stack.pop()
+        node = stack.pop()
+        if node in found:
+            continue
         if hasattr(node, "variable") and id(node.variable) not in known:
             raise CannotTrace("the model makes a tensor that requires gradients")
-        for following, _number in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                stack.append(following)
-    return seen
+        found[node] = tuple(edge for edge in node.next_functions if edge[0] is not None)
+        stack += (following for following, _number in found[node])
+    return found
+
+
+def _levels(
+    results: Sequence[torch.Tensor], nodes: Mapping[Any, tuple[tuple[Any, int], ...]]
+) -> tuple[int, ...]:
+    """For each result, how many others in a row are computed from it, each from the last.
+
+    Args:
+        results: tensors with a history.
+        nodes: as of `_nodes`.
+    """
+    waiting = Counter(following for edges in nodes.values() for following, _number in edges)
+    level = {(out.grad_fn, out.output_nr): 0 for out in results}
+    above = dict.fromkeys(nodes, 0)  # results in a row through which a gradient reaches each node
+    if len(level) == 1:
+        return (0,)
+    for node, _number in level:
+        above[node] = 1
+    ready = [node for node in nodes if not waiting[node]]
+    while ready:
+        node = ready.pop()
+        for edge in nodes[node]:
+            following = edge[0]
+            reached = above[node]
+            if edge in level:
+                level[edge] = max(level[edge], reached)
+                reached = level[edge] + 1
+            above[following] = max(above[following], reached)
+            waiting[following] -= 1
+            if not waiting[following]:
+                ready.append(following)
+    return tuple(level[out.grad_fn, out.output_nr] for out in results)
+
+
+@contextlib.contextmanager
+def _cut_at(
+    results: Sequence[torch.Tensor], levels: Sequence[int], tangents: Sequence[torch.Tensor]
+) -> Iterator[list[torch.Tensor]]:
+    """Context manager: a result's own incoming gradient stands for its whole gradient in what the backward computes of it.
+
+    Yields:
+        A list that holds the whole gradient of each result when the backward is over; empty if no result is computed
+        from another one.
+    """
+    whole = list(tangents) if any(levels) else []
+
+    def hook(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def replace(gradient: torch.Tensor) -> torch.Tensor:
+            whole[number] = gradient
+            return tangents[number]
+
+        return replace
+
+    handles: list[Any] = [out.register_hook(hook(i)) for i, out in enumerate(results) if levels[i]]  # type: ignore[no-untyped-call]
+    try:
+        yield whole
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _incoming(tracer: Any, results: Sequence[torch.Tensor], first: int) -> list[torch.Tensor]:

@@ -80,6 +80,9 @@ class Pair:
         num_outputs: results of the region, the first outputs of the forward.
         saving: the autograd nodes that save tensors, as of `EagerNodes`.
         views: further results of the region, which view inputs or others.
+        levels: for each incoming gradient, as of `segments.cut`; () for AOTAutograd's.
+        gradient_outputs: for each incoming gradient, its result, in the order in which autograd made their nodes;
+            () for the order of the results.
     """
 
     def __init__(
@@ -89,12 +92,16 @@ class Pair:
         num_outputs: int,
         saving: frozenset[int] | None = None,
         views: ViewPlan = NO_VIEWS,
+        levels: Sequence[int] = (),
+        gradient_outputs: Sequence[int] = (),
     ) -> None:
         self.forward = forward
         self.backward = backward
         self.num_outputs = num_outputs
         self.saving = saving
         self.views = views
+        self.levels = levels
+        self.gradient_outputs = gradient_outputs
 
 
 def make_native_node(
@@ -130,8 +137,10 @@ def make_native_node(
     region = _Region(pair, differentiable, num_inputs, replay)
     if forward.native is None:
         raise NotNative("its forward graph runs operator by operator")
-    parts = cut(pair.backward, buckets) if buckets is not None else [whole(pair.backward)]
-    segments = [_Segment(part, region, pair.saving, options, i > 0) for i, part in enumerate(parts)]
+    parts = [whole(pair.backward)]
+    if pair.levels:
+        parts = cut(pair.backward, num_inputs, pair.levels, buckets)
+    segments = [_Segment(part, region, pair.saving, options) for part in parts]
     facts = {
         "name": name,
         "forward": forward.native,
@@ -182,14 +191,16 @@ class _Region:
             wanted and isinstance(node, fx.Node)
             for wanted, node in zip(differentiable, results, strict=False)
         ]
-        self.gradient_outputs = [i for i, wanted in enumerate(self.differentiable) if wanted]
+        self.gradient_outputs = list(pair.gradient_outputs) or [
+            i for i, wanted in enumerate(self.differentiable) if wanted
+        ]
         self._match(inputs, results, pair)
         gradients: Any = self._backward.graph.output_node().args[0]
-        if len(gradients) != num_inputs:
+        if len(gradients) < num_inputs:
             raise NotNative("its backward does not return one gradient per input")
         self.detached_inputs = [
             i
-            for i, (node, gradient) in enumerate(zip(inputs, gradients, strict=True))
+            for i, (node, gradient) in enumerate(zip(inputs, gradients, strict=False))
             if gradient is None and isinstance(node.meta.get("val"), torch.Tensor)
         ]
 
@@ -251,9 +262,14 @@ class _Region:
 
     @torch_private.hidden_from_dynamo
     def differentiate(
-        self, inputs: list[Any], needed: list[bool], gradients: list[Any], random_state: torch.Tensor | None
+        self,
+        inputs: list[Any],
+        needed: list[bool],
+        gradients: list[Any],
+        ends: list[int],
+        random_state: torch.Tensor | None,
     ) -> tuple[Any, ...]:
-        """Gradients that can be differentiated again: the region runs again eagerly."""
+        """Gradients that can be differentiated again, as of `Replay.differentiate`: the region runs again eagerly."""
         written = self._replay.written
         versions = [
             value._version if isinstance(value, torch.Tensor) and not written[i] else None
@@ -261,7 +277,7 @@ class _Region:
         ]
         call = RegionCall(inputs, versions, random_state)
         context = types.SimpleNamespace(_staticrt_call=call, needs_input_grad=needed)
-        return self._replay._differentiate(context, gradients)
+        return self._replay._differentiate(context, gradients, ends)
 
 
 class _Segment:
@@ -272,7 +288,7 @@ class _Segment:
     """
 
     def __init__(
-        self, part: Segment, region: _Region, saving: frozenset[int] | None, options: Options, is_later: bool
+        self, part: Segment, region: _Region, saving: frozenset[int] | None, options: Options
     ) -> None:
         self._graph = part.graph
         self._part = part
@@ -282,8 +298,7 @@ class _Segment:
         first = len(self._saved)
         incoming = range(first, first + part.num_incoming)
         self._lent = [k for k, i in enumerate(part.saved) if i in region.lent]
-        if is_later:  # gradients from earlier segments have no other owner
-            self._lent += incoming
+        self._lent += incoming[len(part.tangents) :]  # values of earlier segments have no other owner
         self.compiled = CompiledGraph(part.graph, options, "backward", incoming, lent=self._lent)
 
     def facts(self) -> dict[str, Any]:
@@ -296,6 +311,7 @@ class _Segment:
                 *range(len(self._saved)),
                 *(-1 - k for k in range(self._part.num_incoming)),
             ],
+            "tangents": list(self._part.tangents),
             "num_incoming": self._part.num_incoming,
             "leads": self._part.leads,
             "inputs": list(self._part.inputs),

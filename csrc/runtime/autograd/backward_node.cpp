@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "common/error.h"
@@ -57,6 +58,17 @@ bool is_autocast_on() {
   return at::autocast::is_autocast_enabled(at::kCPU) || at::autocast::is_autocast_enabled(at::kCUDA);
 }
 
+// Whether the running backward is asked for the gradient that an edge carries, as by autograd.grad().
+bool is_asked_for(const torch::autograd::Edge& edge) {
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  const auto found = chosen->find(edge.function.get());
+  if (found == chosen->end() || !found->second.captures_) return false;
+  const auto& captures = *found->second.captures_;
+  return std::any_of(captures.begin(), captures.end(), [&](const auto& capture) {
+    return static_cast<uint32_t>(capture.input_idx_) == edge.input_nr;
+  });
+}
+
 // A tensor of these sizes that holds one element.
 at::Tensor sizes_of(const at::Tensor& tensor) {
   return tensor.detach().new_empty({}).expand(tensor.sizes());
@@ -64,20 +76,16 @@ at::Tensor sizes_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-StaticGraphBackward::StaticGraphBackward(std::shared_ptr<Region> region, size_t segment, edge_list edges)
+StaticGraphBackward::StaticGraphBackward(std::shared_ptr<Region> region, size_t segment, edge_list edges,
+                                         StaticGraphBackward* next)
     : torch::autograd::Node(std::move(edges)),
       region_(std::move(region)),
       segment_(segment),
+      next_(next),
       released_(this->segment().num_eager_nodes) {}
 
 size_t StaticGraphBackward::num_handed_on() const {
-  const std::vector<SegmentPlan>& segments = region_->plan().segments;
-  return segment_ + 1 < segments.size() ? segments[segment_ + 1].num_incoming : 0;
-}
-
-StaticGraphBackward* StaticGraphBackward::next_segment() const {
-  if (segment_ + 1 == region_->plan().segments.size()) return nullptr;
-  return static_cast<StaticGraphBackward*>(next_edge(segment().inputs.size()).function.get());
+  return next_ != nullptr ? next_->segment().num_incoming : 0;
 }
 
 size_t StaticGraphBackward::output_of(size_t edge) const {
@@ -115,9 +123,12 @@ void StaticGraphBackward::save(const std::vector<c10::IValue>& inputs,
         from.toTensor().unsafeGetTensorImpl()->set_version_counter(
             source->toTensor().unsafeGetTensorImpl()->version_counter());
     }
-    saved_.push_back(keep(from, value.from == SavedValue::From::kOutput));
+    // A node does not hold the next one by what it saves; an earlier one must not be held.
+    const bool is_output =
+        value.from == SavedValue::From::kOutput && region_->plan().outputs[value.index].segment <= segment_;
+    saved_.push_back(keep(from, is_output));
   }
-  if (segment_ == 0 || plan.num_eager_nodes > 0) call_ = call;
+  if (!plan.tangents.empty() || plan.num_eager_nodes > 0) call_ = call;
 }
 
 std::shared_ptr<const StaticGraphBackward::Call> StaticGraphBackward::call_of(
@@ -154,43 +165,48 @@ variable_list StaticGraphBackward::apply(variable_list&& gradients) {
 variable_list StaticGraphBackward::backward(variable_list&& gradients) {
   const RegionPlan& plan = region_->plan();
   const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
-  if (segment_ > 0) {
-    auto first = gradients.begin() + segment().num_incoming;
-    if (std::any_of(first, gradients.end(), is_defined)) {
-      variable_list finished(plan.num_inputs);
-      for (const uint32_t i : segment().inputs_from_here) finished[i] = *first++;
-      return hand_on(finished);
-    }
-    gradients.resize(segment().num_incoming);
-    if (std::none_of(gradients.begin(), gradients.end(), is_defined)) return variable_list(num_outputs());
-    return run_plan(std::move(gradients));
+  const size_t num_tangents = segment().tangents.size();
+  variable_list finished;
+  if (const auto found = finished_.find(torch::autograd::get_current_graph_task_id());
+      found != finished_.end()) {
+    finished = std::move(found->second);
+    finished_.erase(found);
   }
-  variable_list incoming;
-  incoming.reserve(plan.gradient_outputs.size());
-  bool by_operators = at::GradMode::is_enabled();
-  for (const uint32_t output : plan.gradient_outputs) {
-    const at::Tensor& gradient = gradients[output];
+  if (std::none_of(gradients.begin(), gradients.end(), is_defined))
+    return finished.empty() ? variable_list(num_outputs()) : hand_on(std::move(finished));
+  if (num_tangents == 0) return run_plan(std::move(gradients));
+
+  bool by_operators = !finished.empty() || at::GradMode::is_enabled();
+  for (size_t i = 0; i < num_tangents; ++i) {
+    at::Tensor& gradient = gradients[i];
     // The programs were recorded for gradients that are neither lazy conjugates nor lazily negative.
-    const bool is_lazy = gradient.defined() && (gradient.is_conj() || gradient.is_neg());
-    incoming.push_back(is_lazy ? gradient.resolve_conj().resolve_neg() : gradient);
-    by_operators |= has_no_bytes(incoming.back());
+    if (gradient.defined() && (gradient.is_conj() || gradient.is_neg()))
+      gradient = gradient.resolve_conj().resolve_neg();
+    by_operators |= has_no_bytes(gradient);
   }
-  if (std::none_of(incoming.begin(), incoming.end(), is_defined)) return variable_list(num_outputs());
   by_operators |= plan.keeps_inputs && (plan.may_differ || is_autocast_on()) &&
-                  region_->callbacks().differs(undefined_among(incoming));
-  if (!by_operators) {
-    gradients.clear();
-    return run_plan(std::move(incoming));
-  }
+                  region_->callbacks().differs(undefined_among(gradients));
+  if (!by_operators) return run_plan(std::move(gradients));
+
+  SRT_CHECK(std::none_of(gradients.begin() + static_cast<std::ptrdiff_t>(num_tangents), gradients.end(),
+                         is_defined),
+            plan.name,
+            ": a hook of a result returned a gradient of another kind than those of the results computed "
+            "from it; return a plain tensor");
   const bool keeps_graph = torch::autograd::get_current_graph_task_keep_graph();
-  const auto plans = plans_of_all(undefined_among(incoming), keeps_graph);
-  variable_list found = hand_on(differentiate(gradients));
+  const auto plans = plans_of_all(undefined_among(gradients), keeps_graph);
+  variable_list all = differentiate(gradients);
+  for (size_t i = 0; i < finished.size(); ++i) {
+    if (!finished[i].defined()) continue;
+    all[i] = all[i].defined() ? all[i] + finished[i] : finished[i];
+  }
+  variable_list found = hand_on(std::move(all));
   if (!keeps_graph) {
     StaticGraphBackward* node = this;
     for (const auto& run : plans) {
       const auto lock = node == this ? std::unique_lock<std::mutex>() : std::unique_lock(node->mutex_);
       node->release(*run);
-      node = node->next_segment();
+      node = node->next_;
     }
   }
   return found;
@@ -203,12 +219,14 @@ std::vector<std::shared_ptr<const BackwardPlan>> StaticGraphBackward::plans_of_a
     return node == this ? std::unique_lock<std::mutex>() : std::unique_lock(node->mutex_);
   };
   bool is_wanted = !keeps_graph;
-  for (StaticGraphBackward* node = this; node != nullptr; node = node->next_segment()) {
+  for (StaticGraphBackward* node = this; node != nullptr; node = node->next_) {
     const auto lock = locked(node);
     is_wanted |= node->num_released_ > 0;
   }
   std::vector<std::shared_ptr<const BackwardPlan>> plans;
-  for (StaticGraphBackward* node = this; is_wanted && node != nullptr; node = node->next_segment()) {
+  for (StaticGraphBackward* node = this; is_wanted && node != nullptr; node = node->next_) {
+    const auto tangents = static_cast<std::ptrdiff_t>(node->segment().tangents.size());
+    if (node != this && !std::all_of(undefined.begin(), undefined.begin() + tangents, std::identity())) break;
     const auto lock = locked(node);
     plans.push_back(node->plan_for(undefined));
     node->check_not_released(*plans.back());
@@ -218,11 +236,18 @@ std::vector<std::shared_ptr<const BackwardPlan>> StaticGraphBackward::plans_of_a
   return plans;
 }
 
-std::vector<bool> StaticGraphBackward::needed_inputs() const {
-  std::vector<bool> needed(region_->plan().num_inputs);
-  for (const StaticGraphBackward* node = this; node != nullptr; node = node->next_segment())
-    for (size_t edge = 0; edge < node->segment().inputs.size(); ++edge)
-      if (node->needs(edge)) needed[node->output_of(edge)] = true;
+std::vector<bool> StaticGraphBackward::needed_gradients() const {
+  const size_t num_inputs = region_->plan().num_inputs;
+  std::vector<bool> needed(num_inputs + region_->plan().gradient_outputs.size());
+  for (const StaticGraphBackward* node = this; node != nullptr; node = node->next_) {
+    const SegmentPlan& plan = node->segment();
+    for (size_t edge = 0; edge < plan.inputs.size(); ++edge)
+      if (node->needs(edge)) needed[plan.inputs[edge]] = true;
+    if (node->next_ == nullptr) break;
+    const std::vector<uint32_t>& tangents = node->next_->segment().tangents;
+    for (size_t i = 0; i < tangents.size(); ++i)
+      if (is_asked_for(node->next_edge(plan.inputs.size() + i))) needed[num_inputs + tangents[i]] = true;
+  }
   return needed;
 }
 
@@ -232,34 +257,59 @@ variable_list StaticGraphBackward::differentiate(const variable_list& gradients)
             " twice: it was compiled with double_backward=False");
   std::vector<c10::IValue> inputs;
   std::shared_ptr<const Call> call = call_;
-  for (StaticGraphBackward* node = next_segment(); !call && node != nullptr; node = node->next_segment()) {
+  std::vector<uint32_t> later;  // gradients of results
+  std::vector<uint32_t> ends;
+  std::vector<bool> needed(plan.num_inputs);
+  for (StaticGraphBackward* node = this; node != nullptr; node = node->next_) {
+    const std::vector<uint32_t>& handed_out = node->segment().inputs;
+    for (size_t edge = 0; edge < handed_out.size(); ++edge)
+      if (node->needs(edge)) needed[handed_out[edge]] = true;
+    if (node == this) continue;
+    for (const uint32_t tangent : node->segment().tangents) {
+      later.push_back(plan.num_inputs + tangent);
+      ends.push_back(plan.gradient_outputs[tangent]);
+    }
+    if (call) continue;
     const std::lock_guard<std::mutex> lock(node->mutex_);
     call = node->call_;
   }
   if (!call) call = std::make_shared<Call>();
   inputs.reserve(call->inputs.size());
   for (const Kept& kept : call->inputs) inputs.push_back(unpack(kept));
-  return region_->callbacks().differentiate(inputs, needed_inputs(), gradients, call->random_state);
+  variable_list of_outputs(plan.outputs.size());
+  for (size_t i = 0; i < segment().tangents.size(); ++i)
+    of_outputs[plan.gradient_outputs[segment().tangents[i]]] = gradients[i];
+  variable_list found =
+      region_->callbacks().differentiate(inputs, needed, of_outputs, ends, call->random_state);
+  variable_list all(plan.num_inputs + plan.gradient_outputs.size());
+  for (size_t i = 0; i < found.size(); ++i)
+    all[i < plan.num_inputs ? i : later[i - plan.num_inputs]] = std::move(found[i]);
+  return all;
 }
 
-variable_list StaticGraphBackward::hand_on(const variable_list& finished) const {
-  variable_list found;
-  found.reserve(num_outputs());
-  for (const uint32_t i : segment().inputs) found.push_back(finished[i]);
-  if (next_segment() != nullptr) {
-    found.resize(found.size() + num_handed_on());
-    for (const uint32_t i : next_segment()->segment().inputs_from_here) found.push_back(finished[i]);
-  }
-  describe_to_next(found);
+variable_list StaticGraphBackward::hand_on(variable_list all) const {
+  variable_list found(num_outputs());
+  size_t edge = 0;
+  for (const uint32_t i : segment().inputs) found[edge++] = std::exchange(all[i], at::Tensor());
+  if (next_ == nullptr) return found;
+  for (const uint32_t tangent : next_->segment().tangents)
+    found[edge++] = std::exchange(all[region_->plan().num_inputs + tangent], at::Tensor());
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  const bool runs =
+      chosen == nullptr || chosen->empty() || (chosen->contains(next_) && chosen->at(next_).should_execute());
+  if (!runs ||
+      std::none_of(all.begin(), all.end(), [](const at::Tensor& gradient) { return gradient.defined(); }))
+    return found;
+  const std::lock_guard<std::mutex> lock(next_->mutex_);
+  next_->finished_[torch::autograd::get_current_graph_task_id()] = std::move(all);
   return found;
 }
 
 void StaticGraphBackward::describe_to_next(const variable_list& found) const {
-  StaticGraphBackward* const next = next_segment();
   const size_t first = segment().inputs.size();
   for (size_t edge = first; edge < found.size(); ++edge) {
     // Once, while this node's mutex is held: every backward passes here before the engine reads it.
-    torch::autograd::InputMetadata& metadata = next->mutable_input_metadata(edge - first);
+    torch::autograd::InputMetadata& metadata = next_->mutable_input_metadata(edge - first);
     if (!found[edge].defined() || !metadata.was_default_constructed()) continue;
     std::destroy_at(&metadata);
     std::construct_at(&metadata, found[edge]);
@@ -273,11 +323,11 @@ std::shared_ptr<const BackwardPlan> StaticGraphBackward::plan_for(const std::vec
     unneeded[output_of(edge)] = next_edge(edge).is_valid() && !task_should_compute_output(edge);
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
   if (num_handed_on() > 0 && chosen != nullptr && !chosen->empty()) {
-    const std::vector<bool> needed = next_segment()->needed_inputs();
-    const std::vector<std::vector<uint32_t>>& leads = next_segment()->segment().leads;
+    const std::vector<bool> needed = needed_gradients();
+    const std::vector<std::vector<uint32_t>>& leads = next_->segment().leads;
     for (size_t i = 0; i < leads.size(); ++i)
       unneeded[num_inputs + i] =
-          std::none_of(leads[i].begin(), leads[i].end(), [&](uint32_t input) { return needed[input]; });
+          std::none_of(leads[i].begin(), leads[i].end(), [&](uint32_t gradient) { return needed[gradient]; });
   }
   return region_->backward_plan(segment_, undefined, unneeded);
 }
@@ -301,8 +351,10 @@ variable_list StaticGraphBackward::run_plan(variable_list gradients) {
     const at::Tensor& gradient = gradients[number];
     if (!gradient.defined()) {
       arguments.emplace_back();
+    } else if (number < plan.tangents.size()) {
+      arguments.emplace_back(laid_out(gradient, orders[plan.tangents[number]]));
     } else {  // a value of an earlier segment lies as it was made
-      arguments.emplace_back(segment_ > 0 ? gradient : laid_out(gradient, orders[number]));
+      arguments.emplace_back(gradient);
     }
   }
   std::vector<c10::IValue> results;
@@ -334,6 +386,7 @@ void StaticGraphBackward::release_variables() {
   const std::lock_guard<std::mutex> lock(mutex_);
   saved_.clear();
   call_.reset();
+  finished_.clear();
 }
 
 void StaticGraphBackward::check_not_released(const BackwardPlan& plan) const {

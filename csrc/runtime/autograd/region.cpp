@@ -68,12 +68,11 @@ std::vector<uint32_t> arriving_before_next(const std::vector<uint32_t>& leaves) 
 
 Region::Region(RegionPlan plan, RegionCallbacks callbacks)
     : plan_(std::move(plan)), callbacks_(std::move(callbacks)), plans_(plan_.segments.size()) {
-  std::vector<uint32_t> from_here;
-  for (size_t k = plan_.segments.size(); k-- > 0;) {
+  for (size_t k = 0; k < plan_.segments.size(); ++k) {
     SegmentPlan& segment = plan_.segments[k];
     if (k + 1 < plan_.segments.size()) segment.inputs = arriving_before_next(segment.inputs);
-    from_here.insert(from_here.end(), segment.inputs.begin(), segment.inputs.end());
-    segment.inputs_from_here = from_here;
+    for (const uint32_t tangent : segment.tangents)
+      plan_.outputs[plan_.gradient_outputs[tangent]].segment = static_cast<uint32_t>(k);
   }
 }
 
@@ -138,32 +137,35 @@ bool Region::run(std::vector<c10::IValue>&& inputs, bool only_prepared, std::vec
     return true;
   }
 
+  std::vector<decltype(make_node<StaticGraphBackward>(nullptr, 0, edge_list(), nullptr))> nodes;
+  edge_list to_next;
   // From the last to the first: a node counts how far it is from the leaves when it gets its edges.
-  const std::vector<SegmentPlan>& segments = plan_.segments;
-  auto node = make_node<StaticGraphBackward>(shared_from_this(), segments.size() - 1,
-                                             edges_of(inputs, segments.back().inputs, 0));
-  std::vector<decltype(node)> nodes{node};
-  for (size_t k = segments.size() - 1; k > 0; --k) {
-    const size_t count = segments[k].num_incoming + segments[k].inputs_from_here.size();
-    edge_list edges = edges_of(inputs, segments[k - 1].inputs, count);
-    for (size_t slot = 0; slot < count; ++slot)
-      edges.emplace_back(node, node->add_input_metadata(torch::autograd::Node::undefined_input()));
-    node = make_node<StaticGraphBackward>(shared_from_this(), k - 1, std::move(edges));
-    nodes.push_back(node);
-  }
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (plan_.outputs[i].differentiable) {
-      at::Tensor tensor = outputs[i].toTensor();
+  for (size_t k = plan_.segments.size(); k-- > 0;) {
+    const SegmentPlan& segment = plan_.segments[k];
+    edge_list edges = edges_of(inputs, segment.inputs, to_next.size());
+    edges.insert(edges.end(), to_next.begin(), to_next.end());
+    const auto node = make_node<StaticGraphBackward>(shared_from_this(), k, std::move(edges),
+                                                     nodes.empty() ? nullptr : nodes.back().get());
+    to_next.clear();
+    for (const uint32_t tangent : segment.tangents) {
+      c10::IValue& output = outputs[plan_.gradient_outputs[tangent]];
       // For an empty tensor a kernel may return its argument, which keeps its place in the caller's graph.
       if (std::any_of(inputs.begin(), inputs.end(), [&](const c10::IValue& input) {
-            return input.isTensor() && input.toTensor().is_same(tensor);
+            return input.isTensor() && input.toTensor().is_same(output.toTensor());
           })) {
-        outputs[i] = tensor = tensor.detach();
+        output = output.toTensor().detach();
       }
-      torch::autograd::impl::set_gradient_edge(tensor, {node, node->add_input_metadata(tensor)});
-    } else {
-      node->add_input_metadata(torch::autograd::Node::undefined_input());
+      Edge edge(node, node->add_input_metadata(output.toTensor()));
+      if (segment.num_incoming > 1) {
+        const auto result = make_node<ResultBackward>(edge_list{edge});
+        edge = Edge(result, result->add_input_metadata(output.toTensor()));
+      }
+      torch::autograd::impl::set_gradient_edge(output.toTensor(), edge);
+      to_next.push_back(std::move(edge));
     }
+    while (node->num_inputs() < segment.num_incoming)
+      to_next.emplace_back(node, node->add_input_metadata(torch::autograd::Node::undefined_input()));
+    nodes.push_back(node);
   }
   const auto call = StaticGraphBackward::call_of(plan_, before, std::move(state));
   for (const auto& each : nodes) each->save(inputs, results, call);

@@ -24,7 +24,7 @@ enum class Read : uint8_t { kNothing, kData, kSizes };
 struct BackwardPlan {
   std::shared_ptr<Executable> executable;
   std::function<std::vector<c10::IValue>(const std::vector<c10::IValue>&)> by_operators;
-  std::vector<int32_t> gradients;     // and, after those, of each value that the next segment reads
+  std::vector<int32_t> gradients;     // and, after those, of each value that the next segment takes
   std::vector<uint32_t> eager_nodes;  // those of SegmentPlan::readers that it stands for
   std::vector<Read> reads;            // of each saved value
 };
@@ -42,10 +42,12 @@ struct SavedValue {
 struct RegionOutput {
   uint32_t index = 0;  // output of the forward program
   bool differentiable = false;
+  uint32_t segment = 0;  // whose node is its grad_fn; a Region fills it in
 };
 
 // A part of a region's backward, which one autograd node runs. Most regions have one segment. More hand out
-// the first gradients before the last are computed.
+// the first gradients before the last are computed; and where a result is computed from another one, the
+// other one's node takes the sum of what the first one's hands on and of gradients from outside.
 struct SegmentPlan {
   std::vector<SavedValue> saved;
   // Eager's autograd nodes that save tensors, for which the region's node stands: their number, and which of
@@ -54,11 +56,14 @@ struct SegmentPlan {
   std::vector<std::vector<uint32_t>> readers;
   // Inputs of the backward program: >= 0 a saved value, < 0 the incoming gradient number -1 - n.
   std::vector<int32_t> backward_inputs;
-  uint32_t num_incoming = 0;
-  std::vector<std::vector<uint32_t>> leads;  // values of earlier segments -> inputs whose gradients need them
+  // The gradients that it takes of results of the region, as numbers of RegionPlan::gradient_outputs; values
+  // of earlier segments come after them.
+  std::vector<uint32_t> tangents;
+  uint32_t num_incoming = 0;  // both
+  // Of each, the gradients that depend on it: of an input by its number, of a result as num_inputs + number.
+  std::vector<std::vector<uint32_t>> leads;
   // Inputs of the region whose gradients it hands out, in the order in which they are complete.
   std::vector<uint32_t> inputs;
-  std::vector<uint32_t> inputs_from_here;  // these and those of the later segments; a Region fills it in
 };
 
 struct RegionPlan {
@@ -68,7 +73,7 @@ struct RegionPlan {
   std::vector<RegionOutput> outputs;
   ViewPlan views;                          // further results
   std::vector<SegmentPlan> segments;       // in the order in which they run
-  std::vector<uint32_t> gradient_outputs;  // incoming gradient of the first -> output of the region
+  std::vector<uint32_t> gradient_outputs;  // incoming gradient -> output of the region
   // The layout each was differentiated for: its dimensions, the outermost in memory first; empty: contiguous.
   std::vector<std::vector<int64_t>> gradient_orders;
   bool keeps_inputs = true;  // for backwards that are differentiated themselves
@@ -88,10 +93,12 @@ struct RegionCallbacks {
   std::function<std::shared_ptr<const BackwardPlan>(size_t segment, const std::vector<bool>& undefined,
                                                     const std::vector<bool>& unneeded)>
       make_plan;
-  // Gradients of the inputs, with a history of their own, from those of all outputs.
-  std::function<std::vector<at::Tensor>(
-      const std::vector<c10::IValue>& inputs, const std::vector<bool>& needed,
-      const std::vector<at::Tensor>& gradients, const at::Tensor& random_state)>
+  // Gradients of the inputs, with a history of their own, from those of all outputs; and, after them, of the
+  // outputs `ends`, through which none of the others is computed.
+  std::function<std::vector<at::Tensor>(const std::vector<c10::IValue>& inputs,
+                                        const std::vector<bool>& needed,
+                                        const std::vector<at::Tensor>& gradients,
+                                        const std::vector<uint32_t>& ends, const at::Tensor& random_state)>
       differentiate;
   // Whether no program repeats what eager's backward does with these undefined incoming gradients: autocast
   // is on in this thread, or a custom autograd Function would do something else than when it was recorded.
