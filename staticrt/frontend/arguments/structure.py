@@ -150,7 +150,8 @@ class Flattener:
         ):
             self.leaves.append(value)
             return LEAF
-        if self._opaque is not None and self._opaque(id(value)):
+        # Python has one empty tuple, which any guarded object may hold.
+        if self._opaque is not None and not (kind is tuple and not value) and self._opaque(id(value)):
             self.leaves.append(value)
             return LEAF
         if self._depth and self._is_new is None and (context := unread.context_of(value)) is not None:

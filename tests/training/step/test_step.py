@@ -337,6 +337,24 @@ def test_gradients_reset_last_live_in_the_arena():
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_an_empty_tuple_that_a_guarded_object_holds_is_no_result():
+    model = nn.Linear(4, 4)
+    model.empty = ()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+
+    @staticrt.compile_step(fullgraph=True)
+    def step(x):
+        loss = model(x).sum() + len(model.empty)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step(torch.randn(2, 4))
+    (variant,) = step._variants
+    assert len(variant.traced.outputs()) == 1
+
+
 def test_no_grad_and_wrong_uses():
     w = torch.ones(1, requires_grad=True)
 
