@@ -277,7 +277,6 @@ class FastCall {
   // The caller's references keep the arguments alive; model tensors are the entry's.
   static bool run_unlocked(Entry& entry, const std::vector<InputView>& inputs, bool is_prepared,
                            std::vector<c10::IValue>& outputs) {
-    if (!is_prepared && !takes(entry, inputs)) return false;
     PyThreadState* released = PyEval_SaveThread();
     try {
       const bool ran = entry.region  ? run_region(*entry.region, inputs, outputs)
@@ -307,6 +306,8 @@ class FastCall {
     if ((entry.grad_states.empty() ? needs_gradients(inputs) : !same_grad_states(entry, inputs)) ||
         shared_memory(entry.written_inputs, inputs))
       return false;
+    // Outside of the block below: what a signal's handler raises meanwhile is the caller's.
+    if (!is_prepared && !takes(entry, inputs)) return false;
     thread_local std::vector<c10::IValue> scratch;
     std::vector<c10::IValue> outputs = std::move(scratch);  // a result's making may call Python, and us again
     try {

@@ -66,9 +66,12 @@ class CachedTrace:
         if has_effects or may_branch or not known:
             return None
         guards, native, sizes = traced.guards, executable.native, executable.sizes
+        dims = [(symbol.leaf, symbol.dim) for symbol in guards.symbols if symbol.prop == "size"]
 
         def takes(inputs: Sequence[Any]) -> bool:
-            accepted = guards.holds(dict(zip(leaves, inputs, strict=True)))
+            given = dict(zip(leaves, inputs, strict=True))
+            # Of sizes 0 and 1 several traces may be true, of which the executor takes the first.
+            accepted = all(given[leaf].shape[dim] > 1 for leaf, dim in dims) and guards.holds(given)
             if accepted:
                 sizes.see(native, inputs)
             return accepted

@@ -21,7 +21,7 @@ LOSSES = {
 def test_a_loss_that_another_operator_reads(name, reduction, trains):
     run = lambda x, y: LOSSES[name](x * 2, y, reduction=reduction) + x.mean()  # noqa: E731
     compiled = staticrt.compile(run)
-    for rows in (4, 6, 5, 5, 5):
+    for rows in (4, 6, 5, 5, 5, 5):
         x, y = torch.randn(rows, 7, requires_grad=trains), torch.randn(rows, 7)
         found = []
         for f in (compiled, run):

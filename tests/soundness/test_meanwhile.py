@@ -169,7 +169,7 @@ class SignalAt(Interrupt):
         ("first", "fake_rules.py", "fake_by_rule"),
         ("first", "cse.py", "run"),
         ("first", "lower.py", "_operator"),
-        ("second", "executor.py", "_advance"),
+        ("second", "cached_trace.py", "takes"),
         ("training", "joint_trace.py", "__call__"),
         ("training", "plans.py", "_plan"),
         ("step", "tracer.py", "_dispatch"),

@@ -161,10 +161,9 @@ TEST(a_full_cuda_device_takes_what_torch_keeps_or_is_an_error) {
   on_toy_empty_cache([&] { ++asked; });
   fake().set_other_bytes(kTotalBytes - 4 * alloc::kMiB);
   const at::Tensor x = on_toy(at::randn({1500, 1500}), cuda(0));
-  executable.run({x, x});  // needs no arena: it records the sizes
-  for (int i = 0; i < 2; ++i)
-    EXPECT_THROW(executable.run({x, x}), c10::OutOfMemoryError, "the arena of a compiled program");
-  EXPECT(asked >= 2);
+  executable.run({x, x});  // a size that comes once needs no arena
+  EXPECT_THROW(executable.run({x, x}), c10::OutOfMemoryError, "the arena of a compiled program");
+  EXPECT(asked >= 1);
   expect_right(executable, 8);  // fits
   on_toy_empty_cache([&] { fake().set_other_bytes(0); });
   for (int i = 0; i < 3; ++i) expect_right(executable, 1500);
