@@ -115,7 +115,7 @@ inline constexpr int kCapacityTries = 6;               // between the bound and 
 
 // ---- caches and limits of the runtime -----------------------------------------------------------------
 
-inline constexpr int64_t kPreparedPatience = 16;    // misses after which a signature must come twice
+inline constexpr int64_t kPreparedPatience = 16;    // latest misses; a signature among them is prepared
 inline constexpr size_t kPreparedNodes = 64 * 512;  // of all prepared programs that are kept
 inline constexpr size_t kRememberedMisses = 1024;
 inline constexpr size_t kMaxKeptBlocks = 16;        // small blocks of a size and thread
