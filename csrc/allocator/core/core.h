@@ -210,6 +210,9 @@ class Core {
   // unmap are leftovers, with a budget of their own: each later growth, flush or trim tries them again first,
   // so that their addresses and memory do not stay lost.
   void take_back(const std::map<Addr, Page>& mapped);
+  // Gives a handle back that the caller no longer counts. One that the driver refuses to take is counted
+  // again and given back together with the leftovers. REQUIRES: the core mutex is not held.
+  void release_page(const Page& page);
   void unmap_leftovers();
   // A run of free and unmapped blocks of one expandable segment that can serve a request, all Held.
   struct Room {
@@ -362,6 +365,7 @@ class Core {
   Counters counters;
   Bytes stale_bytes = 0;                              // of Stale blocks; changes under both mutexes
   std::map<Addr, Page> leftovers;                     // under the growth mutex: take_back
+  std::vector<Page> unreleased;                       // release_page; of imported memory with size 0
   Bytes arena_bytes = 0;                              // mapped by plan arenas, part of the budget
   std::set<const std::map<Addr, Page>*> arena_pages;  // theirs
   std::vector<int> peers;                             // devices for which this one's memory is mapped,

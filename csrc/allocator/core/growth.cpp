@@ -30,6 +30,7 @@ Pool& Core::pool_of(const Want& want) {
 
 Status Core::admit(Bytes bytes) {
   SRT_TRY(driver.pending_error());  // G8: a broken device is not out of memory
+  unmap_leftovers();                // E7
   if (!budget.reserve(bytes)) return Status::Oom("limit");
   if (!settings().refuse_before_driver) return Status::Ok();
   Bytes free = 0;
@@ -135,7 +136,6 @@ Status Core::grow_provided(const Want& want, Pool& pool, Block** grown) {
 }
 
 Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Page>* mapped) {
-  unmap_leftovers();
   std::map<Addr, Page> fresh;
   Status status;
   for (Addr at = begin; at < end && status.ok(); at += page_size) {
@@ -146,7 +146,7 @@ Status Core::map_pages(Addr begin, Addr end, Bytes page_size, std::map<Addr, Pag
     if (status.ok()) {
       fresh.emplace(at, page);
     } else {
-      (void)driver.physical_release(page.physical).ok();
+      release_page(page);
     }
   }
   if (status.ok()) status = grant(begin, end - begin);
@@ -165,7 +165,7 @@ Status Core::unmap_pages(const std::map<Addr, Page>& mapped) {
     Addr end = first->first;
     for (; last != mapped.end() && last->first == end; ++last) end += last->second.size;
     SRT_TRY(driver.unmap(first->first, end - first->first));
-    for (; first != last; ++first) (void)driver.physical_release(first->second.physical).ok();
+    for (; first != last; ++first) release_page(first->second);
   }
   return Status::Ok();
 }
@@ -176,13 +176,31 @@ void Core::take_back(const std::map<Addr, Page>& mapped) {
   unmap_leftovers();
 }
 
+void Core::release_page(const Page& page) {
+  if (driver.physical_release(page.physical).ok()) return;
+  budget.add(page.size);
+  Lock lock(*this);
+  unreleased.push_back(page);
+  lock.unlock_untraced();  // trackers may open shared blocks, whose mutex a caller may hold
+}
+
 void Core::unmap_leftovers() {
+  std::vector<Page> again;
+  {
+    Lock lock(*this);
+    again.swap(unreleased);
+    lock.unlock_untraced();
+  }
+  for (const Page& page : again) {
+    budget.give_back(page.size);
+    release_page(page);
+  }
   // Page by page: neighbours may belong to two reservations.
   std::erase_if(leftovers, [&](const auto& each) {
     const Page& page = each.second;
     if (!driver.unmap(each.first, page.size).ok()) return false;
-    (void)driver.physical_release(page.physical).ok();
     budget.give_back(page.size);
+    release_page(page);
     return true;
   });
 }

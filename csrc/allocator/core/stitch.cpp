@@ -19,8 +19,10 @@ Status Core::stitch(const Want& want, Block** stitched) {
   const Bytes needed = round_up(want.size, kGranule);
   std::vector<std::pair<BlockId, std::map<Addr, Page>>> lenders;
   Bytes total = 0;
+  bool captured = false;
   {
     const Lock lock(*this);
+    captured = slot_captured(want.slot);
     // Pages wholly inside free blocks, as many as needed, low addresses first.
     std::vector<std::pair<BlockId, std::map<Addr, Page>>> offers;
     for (const BlockId id : collect_free([&](const Block& block) {
@@ -49,6 +51,7 @@ Status Core::stitch(const Want& want, Block** stitched) {
   Status status = driver.va_reserve(total, kNullAddr, &base);
   Addr at = base;
   std::map<Addr, Page> pages_here;
+  bool stays_mapped = false;
   if (status.ok()) {
     for (const auto& [id, inside] : lenders)
       for (const auto& [from, page] : inside) {
@@ -59,11 +62,23 @@ Status Core::stitch(const Want& want, Block** stitched) {
       }
     if (status.ok()) status = grant(base, total);
     if (!status.ok()) {
-      if (at != base) (void)driver.unmap(base, at - base).ok();
-      (void)driver.va_release(base, total).ok();
+      // Work on the lenders may touch these pages now; an unmap requires that none does.
+      const auto unmapped = [&] {
+        return !captured && driver.stream_sync(want.stream).ok() && driver.unmap(base, at - base).ok();
+      };
+      stays_mapped = at != base && !unmapped();
+      if (!stays_mapped) (void)driver.va_release(base, total).ok();
     }
   }
   const Lock lock(*this);
+  if (stays_mapped) {
+    // As after a move: a segment without pages, whose mapped addresses are Stale until a flush.
+    Block& block = open_segment(want, SegmentKind::expandable, base, total);
+    block.flags = kExpandable;
+    if (at - base < total) split(block, at - base);
+    block.state = BlockState::held;
+    mark_stale(block);
+  }
   if (!status.ok()) {
     for (const auto& [id, inside] : lenders) put_free(blocks[id]);
     return status;

@@ -163,6 +163,7 @@ class Validation {
   Status bytes() {
     Bytes sum = core_.arena_bytes;
     for (const auto& [at, page] : core_.leftovers) sum += page.size;
+    for (const Page& page : core_.unreleased) sum += page.size;
     for (const Pool& pool : core_.pools.all()) {
       const Bytes mapped = mapped_[pool.index];
       if (pool.mapped != mapped)

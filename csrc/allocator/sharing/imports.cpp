@@ -26,7 +26,7 @@ Status Imports::map_pages(const SharedBlock& block, Addr base, Bytes* mapped) {
     PhysicalId physical = kNoPhysical;
     SRT_TRY(driver.physical_import(page.fd.number(), page.size, &physical));
     Status status = driver.map(base + *mapped, page.size, physical);
-    (void)driver.physical_release(physical).ok();  // the mapping keeps the memory
+    core_.release_page({physical, 0});  // the mapping keeps the memory, which another process counts
     SRT_TRY(status);
     *mapped += page.size;
   }
@@ -42,18 +42,15 @@ Status Imports::map(const SharedBlock& block, Mapping* mapping) {
                                                   " bytes at ", block.page_offset, " is not in its ",
                                                   block.pages.size(), " pages"));
   const RelaxedCapture relaxed(driver);
-  Addr base = kNullAddr;
-  SRT_TRY(driver.va_reserve(size, kNullAddr, &base));
-  Bytes mapped = 0;
-  Status status = map_pages(block, base, &mapped);
-  if (!status.ok()) {
-    if (mapped != 0) (void)driver.unmap(base, mapped).ok();
-    (void)driver.va_release(base, size).ok();
-    return status;
+  SRT_TRY(driver.va_reserve(size, kNullAddr, &mapping->base));
+  mapping->reserved = size;
+  Status status = map_pages(block, mapping->base, &mapping->mapped);
+  if (status.ok()) {
+    mapping->address = mapping->base + block.page_offset;
+  } else if (mapping->mapped == 0 || driver.unmap(mapping->base, mapping->mapped).ok()) {
+    (void)driver.va_release(mapping->base, size).ok();
+    mapping->base = kNullAddr;
   }
-  mapping->base = base;
-  mapping->mapped = mapped;
-  mapping->address = base + block.page_offset;
   return status;
 }
 
@@ -89,7 +86,11 @@ Status Imports::find_or_map(const SharedBlock& block, StreamId stream, Addr* add
   if (block.key.allocator == allocator_.exports().identity()) {
     mapping.address = block.address;
   } else {
-    SRT_TRY(map(block, &mapping));
+    Status status = map(block, &mapping);
+    if (!status.ok()) {
+      if (mapping.base != kNullAddr) parked_.push_back(std::move(mapping));
+      return status;
+    }
     if (observer_.mapped) observer_.mapped(mapping.address, mapping.size, stream);
   }
   *address = mapping.address;
@@ -127,9 +128,10 @@ Status Imports::unmap(Mapping& mapping) {
     if (capture.status != CaptureStatus::none) return Status::NotReady();
   }
   for (const auto& use : mapping.streams) SRT_TRY(wait_for(of(use), use.second));
-  if (observer_.leaving) observer_.leaving(std::exchange(mapping.address, kNullAddr));
+  if (observer_.leaving && mapping.address != kNullAddr)
+    observer_.leaving(std::exchange(mapping.address, kNullAddr));
   SRT_TRY(driver.unmap(mapping.base, mapping.mapped));
-  (void)driver.va_release(mapping.base, mapping.mapped).ok();
+  (void)driver.va_release(mapping.base, mapping.reserved).ok();
   mapping.token = {};
   return Status::Ok();
 }

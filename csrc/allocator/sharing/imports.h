@@ -54,6 +54,7 @@ class Imports {
   struct Mapping {
     ShareKey key;
     Addr base = kNullAddr;  // of the address range; null: a block of this process
+    Bytes reserved = 0;     // of the address range
     Bytes mapped = 0;
     Addr address = kNullAddr;  // of the block
     Bytes size = 0;
@@ -62,6 +63,7 @@ class Imports {
     FileDescriptor token;
   };
   Status find_or_map(const SharedBlock& block, StreamId stream, Addr* address);
+  // On failure `base` is null, unless the driver keeps a part mapped.
   Status map(const SharedBlock& block, Mapping* mapping);
   Status map_pages(const SharedBlock& block, Addr base, Bytes* mapped);
   std::map<Addr, Mapping>::const_iterator find(Addr inside) const;

@@ -1,5 +1,6 @@
 // Rules E: expandable segments.
 #include "allocator/device_fixture.h"
+#include "allocator/pools/plan_arena.h"
 
 namespace staticrt::test {
 
@@ -64,7 +65,7 @@ TEST(E3_failed_access_leaves_no_page) {
   EXPECT_EQ(device.sim().handle_count(), 0u);
 }
 
-TEST(E3_pages_that_the_driver_keeps_mapped_go_before_the_next_growth) {
+TEST(E7_pages_that_the_driver_keeps_mapped_go_before_the_next_growth) {
   for (const char* mode : {kCompatExpandable, "thread_cache:False"}) {
     Device device(400 * MiB, mode);
     const auto fails = [&] {
@@ -84,6 +85,53 @@ TEST(E3_pages_that_the_driver_keeps_mapped_go_before_the_next_growth) {
     device.empty_cache();  // gives them back as well
     EXPECT_EQ(device.sim().handle_count(), 0u);
   }
+}
+
+TEST(E7_handles_that_the_driver_does_not_take_back_are_released_later) {
+  for (const char* mode : {kCompatExpandable, "thread_cache:False"}) {
+    Device device(100 * MiB, mode);
+    const auto refuse = [&](uint64_t times) {
+      device.sim().fail(SimCall::physical_release, 1, Status::Error("planned", 5), times);
+    };
+    device.free(device.alloc(60 * MiB));
+    refuse(100);
+    device.empty_cache();
+    device.check();  // the budget counts them
+    EXPECT_EQ(device.reserved(), 0u);
+    EXPECT_EQ(device.sim().used_bytes(), 60 * MiB);
+    device.empty_cache();  // refused again, and counted once
+    device.check();
+    EXPECT_EQ(device.sim().used_bytes(), 60 * MiB);
+    device.sim().clear_faults();
+    device.free(device.alloc(100 * MiB));  // a growth has them first
+    refuse(1);
+    device.empty_cache();
+    EXPECT(device.sim().used_bytes() != 0);
+    device.empty_cache();
+    EXPECT_EQ(device.sim().used_bytes(), 0u);
+    // A handle that is neither mapped nor released.
+    device.sim().fail(SimCall::map, 1, Status::Error("planned", 6));
+    refuse(100);
+    Addr address = kNullAddr;
+    EXPECT_EQ(device.allocator().allocate({.size = 50 * MiB}, &address).native(), 6);
+    device.check();
+    EXPECT_EQ(device.sim().handle_count(), 1u);
+    device.sim().clear_faults();
+    device.alloc(100 * MiB);
+  }
+}
+
+TEST(E7_the_limit_is_free_again_before_a_growth_asks_for_it) {
+  Device device(100 * MiB);
+  device.expect_ok(device.allocator().set_limit(60 * MiB));
+  PlanArena arena(device.allocator());
+  device.expect_ok(arena.reserve(60 * MiB));
+  device.expect_ok(arena.resize(60 * MiB));
+  device.sim().fail(SimCall::physical_release, 1, Status::Error("planned", 5), 100);
+  device.expect_ok(arena.resize(0));
+  EXPECT_EQ(device.sim().used_bytes(), 60 * MiB);
+  device.sim().clear_faults();
+  device.expect_ok(arena.resize(60 * MiB));
 }
 
 TEST(E4_only_whole_pages_inside_a_free_block_are_unmapped) {

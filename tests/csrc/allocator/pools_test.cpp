@@ -290,6 +290,39 @@ TEST(U4_hibernate_keeps_what_the_driver_does_not_unmap) {
   for (const Addr block : blocks) device.free(block);
 }
 
+TEST(E7_a_stitch_whose_pages_stay_mapped_leaves_its_addresses_until_a_flush) {
+  for (const SimCall last : {SimCall::map, SimCall::set_access}) {
+    Device device(100 * MiB);
+    CaptureScope scope(device.pools());
+    device.expect_ok(scope.begin(kPool));
+    std::vector<Addr> blocks;
+    for (int i = 0; i < 5; ++i) blocks.push_back(device.alloc(20 * MiB));
+    device.expect_ok(scope.finish());
+    device.sim().touch(kDefaultStream, blocks[1], 20 * MiB);
+    device.free(blocks[1]);
+    device.free(blocks[3]);
+    device.expect_ok(device.pools().begin_route(kPool));
+    device.sim().fail(last, last == SimCall::map ? 3 : 1, Status::Error("planned", 5));
+    device.sim().fail(SimCall::unmap, 1, Status::Error("planned", 6), 100);
+    Addr wide = kNullAddr;
+    EXPECT(!device.allocator().allocate({.size = 40 * MiB}, &wide).ok());
+    device.check();
+    device.sim().clear_faults();
+    wide = device.alloc(40 * MiB);
+    device.sim().write(kDefaultStream, wide, 40 * MiB, 7);
+    device.sim().advance(kDefaultStream, 10);
+    device.free(wide);
+    for (const int i : {0, 2, 4}) device.free(blocks[static_cast<size_t>(i)]);
+    device.expect_ok(device.pools().end_route(kPool));
+    device.expect_ok(device.pools().release(kPool));
+    device.expect_ok(device.pools().release(kPool));
+    device.empty_cache();
+    EXPECT_EQ(device.sim().used_bytes(), 0u);
+    EXPECT_EQ(device.sim().reserved_va_bytes(), 0u);
+    EXPECT(!device.pools().exists(kPool));
+  }
+}
+
 TEST(Stitch_serves_a_captured_pool_whose_pages_are_scattered) {
   Device device(100 * MiB);
   CaptureScope scope(device.pools());

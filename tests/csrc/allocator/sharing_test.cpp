@@ -216,6 +216,34 @@ TEST(N15_a_driver_that_fails_changes_nothing) {
   }
 }
 
+TEST(E7_what_the_driver_keeps_of_a_failed_open_goes_later) {
+  for (const SimCall call : {SimCall::unmap, SimCall::physical_release}) {
+    Device ours, theirs;
+    const Addr a = ours.alloc(5 * MiB);
+    const int files = open_files();
+    {
+      const SharedBlock block = share(ours, a);
+      theirs.sim().fail(SimCall::map, 2, Status::Error("planned", 5));
+      theirs.sim().fail(call, 1, Status::Error("planned", 6), 100);
+      Addr here = kNullAddr;
+      EXPECT_EQ(theirs.allocator().imports().open(block, kDefaultStream, &here).native(), 5);
+      theirs.check();
+      theirs.sim().clear_faults();
+      here = open(theirs, block);
+      word(here) = 7;
+      EXPECT_EQ(word(a), 7u);
+      theirs.expect_ok(theirs.allocator().imports().close(here));
+    }
+    EXPECT_EQ(theirs.allocator().imports().count(), 0u);
+    theirs.empty_cache();
+    EXPECT_EQ(theirs.sim().reserved_va_bytes(), 0u);
+    EXPECT_EQ(theirs.sim().handle_count(), 0u);
+    (void)ours.allocator().exports().collect();
+    EXPECT_EQ(open_files(), files);
+    ours.free(a);
+  }
+}
+
 TEST(N15_ten_thousand_cycles_leave_nothing) {
   Device ours, theirs;
   const int files = open_files();
